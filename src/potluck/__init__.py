@@ -1,0 +1,68 @@
+"""Potluck fine-tunes language models on the devices people already have.
+
+>>> import potluck
+>>> job = potluck.load_job("job.yaml")  # doctest: +SKIP
+>>> result = potluck.tune(job)  # doctest: +SKIP
+>>> potluck.generate(result.adapter, ["turn on the kitchen light"])  # doctest: +SKIP
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from potluck.errors import BadInput, DeviceLost, PotluckError, SaveFailed
+
+if TYPE_CHECKING:
+    from potluck.job import Data, Job, Lora, Shares, load_job
+    from potluck.models.evaluate import Scores
+    from potluck.pool.listener import Listener
+    from potluck.pool.result import Result
+    from potluck.pool.tune import tune
+    from potluck.use import evaluate_result, generate, merge_result
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadInput",
+    "Data",
+    "DeviceLost",
+    "Job",
+    "Listener",
+    "Lora",
+    "PotluckError",
+    "Result",
+    "SaveFailed",
+    "Scores",
+    "Shares",
+    "__version__",
+    "evaluate_result",
+    "generate",
+    "load_job",
+    "merge_result",
+    "tune",
+]
+
+_HOMES = {
+    "Data": "potluck.job",
+    "Job": "potluck.job",
+    "Listener": "potluck.pool.listener",
+    "Lora": "potluck.job",
+    "Result": "potluck.pool.result",
+    "Scores": "potluck.models.evaluate",
+    "Shares": "potluck.job",
+    "evaluate_result": "potluck.use",
+    "generate": "potluck.use",
+    "load_job": "potluck.job",
+    "merge_result": "potluck.use",
+    "tune": "potluck.pool.tune",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first asked for: torch takes seconds, and ``potluck --help`` needs none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'potluck' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""``python -m potluck`` is the command ``potluck``."""
+
+from potluck.cli import main
+
+main()

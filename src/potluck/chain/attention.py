@@ -1,0 +1,149 @@
+"""Attention over any subset of query heads, with an explicit map from query heads to key/value heads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from potluck.chain.linear import CutLinears
+from potluck.chain.piece import At
+from potluck.chain.residual import Norm
+
+Rope = Callable[[int, torch.dtype], tuple[Tensor, Tensor]]
+"""Number of positions and dtype to ``cos [S, K]`` and ``sin [S, K]``."""
+
+
+def attend(
+    q_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    kv_of_q_H: Tensor | None,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Scaled dot-product attention in which query head ``i`` reads key/value head ``kv_of_q_H[i]``.
+
+    ``kv_of_q_H`` None means ``i`` reads ``i``. Without a ``mask`` (broadcast to ``[B, H, S, S]``, True or 0 where
+    allowed) attention is causal. Returns ``[B, H, S, K]``; ``H`` may be 0.
+    """
+    if kv_of_q_H is not None:
+        k_BGSK, v_BGSK = k_BGSK.index_select(1, kv_of_q_H), v_BGSK.index_select(1, kv_of_q_H)
+    # torch's bfloat16 kernel takes up to seven times as long as its float32 one on short rows.
+    exact = torch.promote_types(q_BHSK.dtype, torch.float32)
+    causal = mask is None and q_BHSK.shape[2] > 1
+    q, k, v = q_BHSK.to(exact), k_BGSK.to(exact), v_BGSK.to(exact)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale).to(q_BHSK.dtype)
+
+
+def kv_heads(heads: list[int], group: int) -> tuple[list[int], Tensor | None]:
+    """The key/value heads that the given query heads read, and the local map between them.
+
+    ``group`` is the number of query heads that share one key/value head in the whole model. The map is None where it
+    is the identity.
+    """
+    needed = sorted({h // group for h in heads})
+    local = [needed.index(h // group) for h in heads]
+    return needed, None if local == list(range(len(needed))) else torch.tensor(local, dtype=torch.long)
+
+
+def register_with_transformers() -> str:
+    """Offer :func:`attend` to stock transformers models as ``attn_implementation="potluck"``; returns that name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register("potluck", _attend_for_transformers)
+    AttentionMaskInterface.register("potluck", sdpa_mask)
+    return "potluck"
+
+
+def _attend_for_transformers(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    _, kv_of_q_H = kv_heads(list(range(query.shape[1])), query.shape[1] // key.shape[1])
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    y_BHSK = attend(query, key, value, kv_of_q_H, scale=scale, mask=attention_mask)
+    return y_BHSK.transpose(1, 2).contiguous(), None
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation; its backward is the rotation by the opposite angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_SK, sin_SK)
+        return _rotated(x_BSHK, cos_SK, sin_SK)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        cos_SK, sin_SK = ctx.saved_tensors
+        return _rotated(gradients[0], cos_SK, -sin_SK), None, None
+
+
+def _rotated(x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
+    half = x_BSHK.shape[-1] // 2
+    a, b = x_BSHK[..., :half], x_BSHK[..., half:]
+    cos, sin = cos_SK[:, None, :half], sin_SK[:, None, :half]
+    turned = torch.empty_like(x_BSHK)
+    torch.mul(a, cos, out=turned[..., :half]).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=turned[..., half:]).addcmul_(a, sin)
+    return turned
+
+
+def rotate(x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al., 2021) in the half-split layout: both halves have the same angles."""
+    turned: Tensor = _Rotate.apply(x_BSHK, cos_SK, sin_SK)  # type: ignore[no-untyped-call]
+    return turned
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A sharded piece: self-attention of this device's query heads."""
+
+    qkv: CutLinears
+    o: CutLinears
+    head_dim: int
+    scale: float
+    rope: Rope
+    kv_of_q_H: Tensor | None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    window: int | None = None
+    """How many positions back a token sees, itself included; None for all."""
+
+    def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
+        """``[B, S, D]``: the partial sum of these heads' outputs."""
+        B, S, _ = h_BSD.shape
+        q_BSHK, k_BSGK, v_BSGK = (
+            y.view(B, S, y.shape[-1] // self.head_dim, self.head_dim) for y in self.qkv(h_BSD, at)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BSHK, k_BSGK = self.q_norm(q_BSHK).to(h_BSD.dtype), self.k_norm(k_BSGK).to(h_BSD.dtype)
+        cos_SK, sin_SK = self.rope(S, h_BSD.dtype)
+        y_BHSK = attend(
+            rotate(q_BSHK, cos_SK, sin_SK).transpose(1, 2),
+            rotate(k_BSGK, cos_SK, sin_SK).transpose(1, 2),
+            v_BSGK.transpose(1, 2),
+            self.kv_of_q_H,
+            scale=self.scale,
+            mask=self._mask(S),
+        )
+        H = y_BHSK.shape[1]
+        (p_BSD,) = self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
+        return p_BSD
+
+    def _mask(self, S: int) -> Tensor | None:
+        """Rows are padded on the right, so causality alone hides the padding; only a short window needs a mask."""
+        if self.window is None or self.window >= S:
+            return None
+        back_SS = torch.arange(S)[:, None] - torch.arange(S)
+        return (back_SS >= 0) & (back_SS < self.window)

@@ -1,0 +1,141 @@
+"""Every message between devices goes through one :class:`Comm`; it also keeps the clocks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+from potluck.errors import DeviceLost
+
+Listener = Callable[[str, Tensor], None]
+"""Told of each message before it leaves: its kind and its content."""
+
+
+@dataclass
+class Clocks:
+    """Seconds this device was blocked, one entry a wait: every device waits equally often, in the same order."""
+
+    blocked_s: list[float] = field(default_factory=list)
+    bytes_sent: int = 0
+
+
+class Message:
+    """A message on its way; :meth:`wait` gives what arrives."""
+
+    def __init__(self, comm: "Comm", work: dist.Work | None, content: Tensor) -> None:
+        self._comm, self._work, self._content = comm, work, content
+
+    def wait(self) -> Tensor:
+        """The content, once it is there; the time spent here is the clock's blocked time.
+
+        Raises:
+            DeviceLost: another device ended or did not answer in time.
+        """
+        if self._work is not None:
+            self._comm.finish(self._work)
+            self._work = None
+        return self._content
+
+
+class Comm:
+    """The messages of one generation of devices; out of place, so no piece's tensor ever changes under it.
+
+    Without a ``group`` the device is alone and each message is its own answer: ``single`` walks so.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        wire: torch.dtype | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.group = group
+        self.rank = group.rank() if group else 0
+        self.world_size = group.size() if group else 1
+        self.wire = wire
+        self.clocks = Clocks()
+        self._listener = listener
+
+    def all_reduce(self, x: Tensor, *, exact: bool = False) -> Message:
+        """Start summing ``x`` over all devices; the answer travels and arrives in the wire's dtype.
+
+        ``exact`` keeps the dtype of ``x`` (scalars, gradients of parameters).
+        """
+        if self.group is None:
+            return Message(self, None, x)
+        content = x.detach().to(x.dtype if exact or self.wire is None else self.wire, copy=True).contiguous()
+        self._leaves("all_reduce", content, 2 * (self.world_size - 1) / self.world_size)
+        return self._sent(lambda group: group.allreduce([content]), content)
+
+    def all_gather(self, x: Tensor) -> Message:
+        """Start collecting every device's ``x`` (equal shapes) into ``[world_size, *x.shape]``."""
+        if self.group is None:
+            return Message(self, None, x[None])
+        content = x.detach().contiguous()
+        self._leaves("all_gather", content, self.world_size - 1)
+        gathered = content.new_empty(self.world_size, *content.shape)
+        return self._sent(lambda group: group.allgather([list(gathered.unbind(0))], [content]), gathered)
+
+    def broadcast(self, x: Tensor, source: int) -> Message:
+        """Start filling ``x`` on every device with the content it has on ``source``."""
+        if self.group is None:
+            return Message(self, None, x)
+        if self.rank == source:
+            self._leaves("broadcast", x, self.world_size - 1)
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return self._sent(lambda group: group.broadcast([x], options), x)
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send ``x`` to one device and wait until it has left."""
+        assert self.group is not None
+        content = x.detach().contiguous()
+        self._leaves("send", content, 1)
+        self._sent(lambda group: group.send([content], to, 0), content).wait()
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Fill ``x`` with what ``source`` sends."""
+        assert self.group is not None
+        return self._sent(lambda group: group.recv([x], source, 0), x).wait()
+
+    def finish(self, work: dist.Work) -> None:
+        """Wait for ``work`` by the clock."""
+        start = time.perf_counter()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _lost(error) from error
+        self.clocks.blocked_s.append(time.perf_counter() - start)
+
+    def _sent(self, start: Callable[[ProcessGroup], dist.Work], content: Tensor) -> Message:
+        assert self.group is not None
+        if content.numel() == 0:
+            return Message(self, None, content)
+        try:
+            return Message(self, start(self.group), content)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def _leaves(self, kind: str, content: Tensor, times: float) -> None:
+        self.clocks.bytes_sent += int(content.numel() * content.element_size() * times)
+        if self._listener is not None:
+            self._listener(kind, content)
+
+
+def gloo_group(store: Store, rank: int, world_size: int, hostname: str, timeout_s: float) -> ProcessGroup:
+    """A Gloo process group that listens only on the interface of ``hostname``; no global group is touched."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [ProcessGroupGloo.create_device(hostname=hostname)]
+    group: ProcessGroup = ProcessGroupGloo(store, rank, world_size, options)  # type: ignore[assignment]
+    return group
+
+
+def _lost(error: RuntimeError) -> DeviceLost:
+    return DeviceLost(f"Another device ended, or did not answer in time ({str(error).splitlines()[0]}).")

@@ -1,0 +1,26 @@
+"""What all commands share: their common options, and where their output goes."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and what devices wrote to standard error.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the output directory holds.")]
+
+
+def console(as_json: bool) -> "Console":
+    """Where people read: stdout, or stderr where stdout is for JSON."""
+    from rich.console import Console
+
+    return Console(stderr=as_json, soft_wrap=True)
+
+
+def print_json(fields: Mapping[str, object]) -> None:
+    """One JSON object on a line of stdout."""
+    typer.echo(json.dumps(fields, ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""A real model learns smart-home commands: data, training and answers in one command."""

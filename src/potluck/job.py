@@ -1,0 +1,153 @@
+"""The job file: what to train, on what, how, and with which devices.
+
+A job is YAML read into :class:`Job`; the resolved job (every default filled in) is saved beside the result, so that
+``potluck tune OUT/job.yaml`` repeats the run.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from potluck.errors import BadInput
+
+Format = Literal["auto", "messages", "conversations", "instruction", "prompt", "text", "label"]
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(_Strict):
+    """Where the examples come from and how they become token ids."""
+
+    train: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
+    """Files (.jsonl .json .csv .parquet .txt .md), a ``datasets`` directory, or a hub dataset id."""
+    eval: Annotated[list[str], BeforeValidator(_listed)] = []
+    """Held-out examples in the same formats; scored before and after training."""
+    format: Format = "auto"
+    """How a row is read; ``auto`` decides by its keys."""
+    template: str = "auto"
+    """Chat data: ``auto`` (the tokenizer's own template), ``chatml``, or a path to a Jinja file."""
+    supervise: Literal["answers", "all"] = "answers"
+    """Which tokens have a label: the answers, or the prompts too."""
+    max_length: Annotated[int, Field(ge=2)] = 1024
+    """Tokens an example may have; longer ones are cut, and dropped if no supervised token is left."""
+
+
+class Lora(_Strict):
+    """Low-rank adapters (Hu et al., 2021), saved in PEFT's format."""
+
+    rank: Annotated[int, Field(ge=1)] = 8
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = ["all-linear"]
+    """``all-linear``, or names of linears such as ``q_proj``, ``down_proj``."""
+
+
+class Shares(_Strict):
+    """What each device holds, by hand; each list has one entry a device and sums to the model's total.
+
+    A list left out follows the ratio of ``devices``.
+    """
+
+    heads: list[Annotated[int, Field(ge=0)]] | None = None
+    columns: list[Annotated[int, Field(ge=0)]] | None = None
+    vocab_rows: list[Annotated[int, Field(ge=0)]] | None = None
+
+
+class Job(_Strict):
+    """One fine-tuning job."""
+
+    model: str
+    """A Hugging Face directory, a hub id, or a .gguf file."""
+    data: Data
+    output: Path
+    """Directory of the result; must be empty or absent unless ``overwrite``."""
+    overwrite: bool = False
+
+    train: Literal["lora", "full"] = "lora"
+    lora: Lora = Lora()
+
+    strategy: Literal["auto", "single", "tensor", "tensor-uniform"] = "auto"
+    """``tensor``: shares as ``devices`` or ``shares`` say; ``tensor-uniform``: even shares; ``single``: one device,
+    no messages; ``auto``: ``single`` for one device, ``tensor`` for more."""
+    devices: str = "1"
+    """How many local devices (``3``), or their shares (``3:2:1``)."""
+    shares: Shares | None = None
+    data_stays: bool = True
+    """Token ids and labels never leave the device that has them."""
+    half_batches: Literal[1, 2] = 2
+    """How many parts of a micro-batch are in flight, so that one computes while the other's message travels."""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """What messages between devices travel in."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads a device; 0 divides the machine's cores among the local devices."""
+
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Optimizer steps; wins over ``epochs``."""
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    """Examples an optimizer step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Examples computed at once; the whole batch if left out."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    """Part of the steps over which the rate rises from zero."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    dtype: Literal["auto", "fp32", "bf16", "fp64"] = "auto"
+    """What the linears compute in; ``auto`` measures which of fp32 and bf16 is faster here."""
+    checkpointing: bool = False
+    """Recompute each piece in the backward walk instead of keeping its activations."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError(f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}")
+        return self
+
+
+def load_job(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        BadInput: the file is missing, is not YAML, or a field is unknown or has a value it cannot have.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise BadInput(f"There is no job file at {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} holds no job: expected fields such as 'model:', 'data:' and 'output:'.")
+    return parse_job(content, where=str(path))
+
+
+def parse_job(content: dict[str, object], where: str = "job") -> Job:
+    """Check a job given as a mapping; ``where`` names its source in messages.
+
+    Raises:
+        BadInput: a field is unknown, missing, or has a value it cannot have.
+    """
+    try:
+        return Job.model_validate(content)
+    except ValidationError as error:
+        faults = [f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {e['msg']}" for e in error.errors()]
+        raise BadInput(f"{where}: " + "; ".join(faults) + ".") from None
+
+
+def dump_job(job: Job) -> str:
+    """The resolved job as YAML."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,104 @@
+"""LoRA adapters on disk, in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from potluck.errors import BadInput
+from potluck.job import Lora
+from potluck.models.save import storable
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+TEMPLATE_FILE = "chat_template.jinja"
+
+_PREFIX = "base_model.model."  # PeftModel holds LoraModel as base_model, which holds the model as model
+
+
+def adapter_config(lora: Lora, base: str, targets: Sequence[str]) -> dict[str, Any]:
+    """The content of ``adapter_config.json``.
+
+    Args:
+        lora: rank, alpha and dropout.
+        base: the model as the person called it; stock ``peft`` loads it by this name.
+        targets: names of the adapted linears; each matches modules of that name or with that last part, as in PEFT.
+    """
+    from peft import LoraConfig, TaskType
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=list(targets),
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    content: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
+    return {**content, "target_modules": sorted(set(targets))}
+
+
+def write_adapter(
+    directory: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, chat_template: str | None = None
+) -> None:
+    """Write an adapter that stock ``peft`` loads strictly.
+
+    Args:
+        directory: an existing directory.
+        tensors: whole tensors by their name in the model, ``model.layers.0.self_attn.q_proj.lora_A.weight`` of
+            shape ``(rank, inputs)`` and ``...lora_B.weight`` of shape ``(outputs, rank)``.
+        config: what :func:`adapter_config` returned.
+        chat_template: a template of the job's own; the base model's is not repeated.
+
+    Raises:
+        OSError, SafetensorError: the files could not be written (see :func:`potluck.models.save.replace_directory`).
+    """
+    named = {_PREFIX + name: storable(tensor) for name, tensor in sorted(tensors.items())}
+    save_file(named, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if chat_template is not None:
+        (directory / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The content of an adapter's ``adapter_config.json``; its ``base_model_name_or_path`` names the model.
+
+    Raises:
+        BadInput: there is no adapter, or its configuration is damaged or of another kind than LoRA.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"{directory} is not an adapter: it has no {CONFIG_FILE}.") from None
+    except (OSError, ValueError):
+        raise BadInput(f"{path} cannot be read as JSON: copy the adapter again.") from None
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise BadInput(f"{path} says peft_type {kind!r}; only LORA adapters are supported.")
+    return dict(config)
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """An adapter's tensors by their name in the model, without PEFT's prefix: the inverse of :func:`write_adapter`.
+
+    Raises:
+        BadInput: the file is missing or damaged, or holds tensors that are no adapter's.
+    """
+    path = directory / WEIGHTS_FILE
+    try:
+        stored: dict[str, torch.Tensor] = load_file(path)
+    except FileNotFoundError:
+        raise BadInput(f"{directory} has no {WEIGHTS_FILE}: copy the adapter again.") from None
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{path} cannot be read: {error}. Copy the adapter again.") from None
+    foreign = [name for name in stored if not name.startswith(_PREFIX)]
+    if foreign:
+        raise BadInput(f"{path} holds {foreign[0]}, which is no tensor of a PEFT adapter.")
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in stored.items()}

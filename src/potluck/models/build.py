@@ -1,0 +1,150 @@
+"""A device's chain, built from its share of a checkpoint."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from potluck.chain.attention import Attention, kv_heads
+from potluck.chain.embedding import Embedding, ReadRows
+from potluck.chain.loss import Head
+from potluck.chain.mlp import GatedMlp
+from potluck.chain.piece import Chain, Link, Replicated, Sharded
+from potluck.chain.ranges import Ranges
+from potluck.chain.residual import AddNorm
+from potluck.chain.share import Share
+from potluck.job import Lora
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.cutting import Cutter
+from potluck.models.families.decoder import Decoder
+from potluck.models.targets import match_targets
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one device holds of a model, ready to walk."""
+
+    chain: Chain
+    head: Head
+    embedding: Embedding
+    """Reads rows from disk; used only by a device that owns ids."""
+    target_rows: ReadRows
+    """Rows of the head by id, from disk; used only by a device that owns labels."""
+    stream: torch.dtype
+    """Dtype of the residual stream."""
+    hidden_size: int
+    weight_bytes: int
+    """Memory of this device's weights, adapters included."""
+
+
+def build_part(
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    shares: Sequence[Share],
+    rank: int,
+    *,
+    compute: torch.dtype,
+    lora: Lora | None,
+    seed: int,
+) -> Part:
+    """Read this rank's ranges, and no others, and make its chain.
+
+    Args:
+        checkpoint: the whole model on disk.
+        decoder: its family's description.
+        shares: what every rank holds; ranks must agree on it.
+        rank: this device.
+        compute: dtype of the linears; frozen weights are kept in it, trained ones in float32 or better.
+        lora: the adapters, or None for full fine-tuning (embedding and head stay frozen).
+        seed: from which adapters are drawn.
+
+    Raises:
+        BadInput: a target matches nothing.
+    """
+    targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
+    cutter = Cutter(checkpoint, rank, compute, lora, targets, seed)
+    builder = _Builder(decoder, tuple(shares), rank, compute, cutter)
+    head_name = EMBEDDING if decoder.tied else HEAD
+    W_VD = checkpoint.read(head_name, dtype=compute, rows=shares[rank].vocab_rows)
+    chain = builder.chain()
+    return Part(
+        chain=chain,
+        head=Head(W_VD, decoder.logit_softcap),
+        embedding=Embedding(lambda ids: checkpoint.rows(EMBEDDING, ids), decoder.embedding_scale),
+        target_rows=lambda ids: checkpoint.rows(head_name, ids),
+        stream=torch.promote_types(compute, torch.float32),
+        hidden_size=decoder.hidden_size,
+        weight_bytes=cutter.weight_bytes + W_VD.nbytes,
+    )
+
+
+@dataclass
+class _Builder:
+    decoder: Decoder
+    shares: tuple[Share, ...]
+    rank: int
+    compute: torch.dtype
+    cutter: Cutter
+
+    def chain(self) -> Chain:
+        links = []
+        sum_of, norm_of_sum = None, None  # the linear whose partial sums reach the next replicated piece
+        for i in range(len(self.decoder.layers)):
+            at = f"model.layers.{i}"
+            attention_norm, mlp_norm = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
+            attention_sum_norm = mlp_sum_norm = None
+            if self.decoder.norms_of_sums:
+                attention_sum_norm, mlp_norm = f"{at}.post_attention_layernorm", f"{at}.pre_feedforward_layernorm"
+                mlp_sum_norm = f"{at}.post_feedforward_layernorm"
+            before = self._add_norm(attention_norm, sum_of, norm_of_sum)
+            links.append(self._link(before, partial(self._attention, i)))
+            before = self._add_norm(mlp_norm, f"{at}.self_attn.o_proj", attention_sum_norm)
+            links.append(self._link(before, partial(self._mlp, i)))
+            sum_of, norm_of_sum = f"{at}.mlp.down_proj", mlp_sum_norm
+        last = self._add_norm("model.norm", sum_of, norm_of_sum)
+        return Chain(tuple(links), last, self.cutter.taken())
+
+    def _link(self, replicated: Replicated, sharded: Callable[[], Sharded]) -> Link:
+        replicated_trained = self.cutter.taken()
+        return Link(replicated, sharded(), replicated_trained, self.cutter.taken())
+
+    def _add_norm(self, norm: str, sum_of: str | None, norm_of_sum: str | None) -> AddNorm:
+        eps, offset = self.decoder.norm_eps, self.decoder.norm_offset
+        return AddNorm(
+            self.cutter.norm(norm, eps, offset),
+            self.compute,
+            None if sum_of is None else self.cutter.row_bias(sum_of),
+            None if norm_of_sum is None else self.cutter.norm(norm_of_sum, eps, offset),
+        )
+
+    def _attention(self, i: int) -> Attention:
+        d, at = self.decoder, f"model.layers.{i}.self_attn"
+        queries = tuple(share.heads.scaled(d.head_dim) for share in self.shares)
+        group = d.num_heads // d.num_kv_heads
+        needed = [kv_heads(list(share.heads), group) for share in self.shares]
+        keys = tuple(Ranges.covering(kv).scaled(d.head_dim) for kv, _ in needed)
+        eps, offset = d.norm_eps, d.norm_offset
+        return Attention(
+            qkv=self.cutter.column([f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj"], [queries, keys, keys]),
+            o=self.cutter.row(f"{at}.o_proj", queries),
+            head_dim=d.head_dim,
+            scale=d.attention_scale,
+            rope=d.layers[i].rope,
+            kv_of_q_H=needed[self.rank][1],
+            q_norm=self.cutter.norm(f"{at}.q_norm", eps, offset, per_head=True) if d.head_norms else None,
+            k_norm=self.cutter.norm(f"{at}.k_norm", eps, offset, per_head=True) if d.head_norms else None,
+            window=d.layers[i].window,
+        )
+
+    def _mlp(self, i: int) -> GatedMlp:
+        at = f"model.layers.{i}.mlp"
+        columns = tuple(share.columns for share in self.shares)
+        return GatedMlp(
+            gate_up=self.cutter.column([f"{at}.gate_proj", f"{at}.up_proj"], [columns, columns]),
+            down=self.cutter.row(f"{at}.down_proj", columns),
+            activation=self.decoder.activation,
+        )

@@ -1,0 +1,151 @@
+"""One device's part of each linear and norm, read from disk, and the tensors among them that are trained."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from potluck.chain.linear import CutLinears, LoraPart
+from potluck.chain.ranges import Ranges
+from potluck.chain.residual import Norm
+from potluck.chain.trained import Gradient, Trained
+from potluck.job import Lora
+from potluck.models.checkpoint import Checkpoint
+
+
+@dataclass
+class Cutter:
+    """Reads parts of a checkpoint for one rank and collects what is trained of them, piece by piece."""
+
+    checkpoint: Checkpoint
+    rank: int
+    compute: torch.dtype
+    lora: Lora | None
+    """Adapters on ``targets``; None trains every linear and norm itself."""
+    targets: frozenset[str]
+    seed: int
+    weight_bytes: int = 0
+    """Memory of what was read and made so far."""
+    _trained: list[Trained] = field(default_factory=list)
+
+    def taken(self) -> tuple[Trained, ...]:
+        """What has become trained since the last call."""
+        taken, self._trained = tuple(self._trained), []
+        return taken
+
+    def column(self, names: Sequence[str], held: Sequence[tuple[Ranges, ...]]) -> CutLinears:
+        """Linears over one input, each with the rows (outputs) that its ``held[rank]`` says; ``held`` may overlap."""
+        weights, biases, adapters, sizes, start = [], [], [], [], 0
+        for name, ranges in zip(names, held, strict=True):
+            part = _overlaps(ranges)
+            weights.append(self._read(f"{name}.weight", 0, ranges, part))
+            biases.append(self._read(f"{name}.bias", 0, ranges, part) if self._has_bias(name) else None)
+            sizes.append(len(ranges[self.rank]))
+            if self.lora is not None and name in self.targets:
+                A_RI = self._initial_A(name)
+                B_OR = A_RI.new_zeros(sizes[-1], self.lora.rank)
+                out = self.checkpoint.shape(f"{name}.weight")[0]
+                self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
+                self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
+                adapters.append(LoraPart(A_RI, B_OR, start))
+            start += sizes[-1]
+        return self._group(names[0], weights, biases, sizes, adapters, None)
+
+    def row(self, name: str, held: tuple[Ranges, ...]) -> CutLinears:
+        """The linear ``name`` with the columns (inputs) that ``held[rank]`` says; its bias is left to ``row_bias``."""
+        weight = self._read(f"{name}.weight", 1, held, "cut")
+        out = weight.shape[0]
+        adapters = []
+        if self.lora is not None and name in self.targets:
+            whole_RI = self._initial_A(name)
+            A_RI = whole_RI[:, list(held[self.rank])].contiguous()
+            B_OR = whole_RI.new_zeros(out, self.lora.rank)
+            self._train(f"{name}.lora_A.weight", A_RI, tuple(whole_RI.shape), 1, held, "cut")
+            self._train(f"{name}.lora_B.weight", B_OR, tuple(B_OR.shape), None, (), "partial")
+            adapters.append(LoraPart(A_RI, B_OR, 0))
+        return self._group(name, [weight], [None], [out], adapters, self.rank)
+
+    def _group(
+        self,
+        name: str,
+        weights: list[Tensor],
+        biases: list[Tensor | None],
+        sizes: list[int],
+        adapters: list[LoraPart],
+        cut_input_of: int | None,
+    ) -> CutLinears:
+        if self.lora is None:
+            return CutLinears(name, tuple(weights), tuple(biases), tuple(sizes), cut_input_of=cut_input_of)
+        bias = None
+        if any(part is not None for part in biases):
+            filled = [weights[i].new_zeros(sizes[i]) if part is None else part for i, part in enumerate(biases)]
+            bias = torch.cat(filled)
+        return CutLinears(
+            name,
+            (torch.cat(weights) if len(weights) > 1 else weights[0],),
+            (bias,),
+            tuple(sizes),
+            tuple(adapters),
+            self.lora.alpha / self.lora.rank,
+            self.lora.dropout,
+            cut_input_of,
+        )
+
+    def _has_bias(self, name: str) -> bool:
+        return f"{name}.bias" in self.checkpoint.names
+
+    def row_bias(self, name: str) -> Tensor | None:
+        """The bias of a row-cut linear, which every device has whole."""
+        return self._read(f"{name}.bias", None, (), "equal") if self._has_bias(name) else None
+
+    def norm(self, name: str, eps: float, offset: float, *, per_head: bool = False) -> Norm:
+        """A norm; one per head sees only this device's heads, so its gradient is partial."""
+        weight = self._read(f"{name}.weight", None, (), "partial" if per_head else "equal")
+        return Norm(weight, eps, offset)
+
+    def _read(self, name: str, dim: int | None, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
+        """A tensor of the base model in the compute dtype; itself trained, in float32 or better, without adapters."""
+        dtype = self.compute if self.lora is not None else _master(self.compute)
+        rows = held[self.rank] if dim == 0 else None
+        columns = held[self.rank] if dim == 1 else None
+        tensor = self.checkpoint.read(name, dtype=dtype, rows=rows, columns=columns)
+        self.weight_bytes += tensor.nbytes
+        if self.lora is None:
+            self._train(name, tensor, tuple(self.checkpoint.shape(name)), dim, held, gradient)
+        return tensor
+
+    def _train(
+        self,
+        name: str,
+        local: Tensor,
+        shape: tuple[int, ...],
+        dim: int | None,
+        held: tuple[Ranges, ...],
+        gradient: Gradient,
+    ) -> None:
+        local.requires_grad_()
+        if self.lora is not None:
+            self.weight_bytes += local.nbytes
+        self._trained.append(Trained(name, local, shape, dim, held, gradient))
+
+    def _initial_A(self, name: str) -> Tensor:
+        """Whole ``A [r, in]``, uniform within ``1 / sqrt(in)`` as PEFT draws it; the same on every device."""
+        assert self.lora is not None
+        key = blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key) >> 1)
+        inputs = self.checkpoint.shape(f"{name}.weight")[1]
+        bound = 1 / math.sqrt(inputs)
+        drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=generator)
+        return drawn.to(_master(self.compute))
+
+
+def _overlaps(held: tuple[Ranges, ...]) -> Gradient:
+    rows = [row for ranges in held for row in ranges]
+    return "partial" if len(rows) > len(set(rows)) else "cut"
+
+
+def _master(compute: torch.dtype) -> torch.dtype:
+    return torch.promote_types(compute, torch.float32)

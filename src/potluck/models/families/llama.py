@@ -1,0 +1,12 @@
+"""Llama and the models built like it, SmolLM2 among them."""
+
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from potluck.models.families.decoder import Decoder, Layer, decoder, rope_of
+
+
+def llama(config: LlamaConfig) -> Decoder:
+    """How a Llama config is walked."""
+    rope = rope_of(LlamaRotaryEmbedding(config))
+    return decoder(config, (Layer(rope),) * config.num_hidden_layers)

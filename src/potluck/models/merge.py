@@ -1,0 +1,154 @@
+"""An adapter added to its base model for good: a plain checkpoint, made one tensor at a time."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.errors import BadInput
+from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.save import CheckpointWriter, replace_directory
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+_BESIDE_WEIGHTS = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.jinja",
+    "LICENSE*",
+    "NOTICE*",
+]
+# fields of an adapter's configuration that change what it computes beyond W + scale * B A
+_UNSUPPORTED = (
+    "use_dora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "fan_in_fan_out",
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
+)
+
+
+def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool) -> None:
+    """Write the model with its adapter merged in, ``W + scale * B A`` for every adapted linear.
+
+    ``scale`` is alpha / rank (alpha / sqrt(rank) where the adapter says ``use_rslora``). The sum is taken in float32
+    (float64 for float64 weights) and stored in the base's dtype. Tokenizer and configuration are copied; a chat
+    template of the adapter's own wins. Memory holds one tensor and one shard.
+
+    Raises:
+        BadInput: the adapter is none, is of a kind that cannot be merged, or does not fit the base; or ``output`` may
+            not be written.
+        SaveFailed: the disk is full.
+    """
+    for source in (adapter_dir, base_dir):
+        if source.resolve().is_relative_to(output.resolve()):
+            raise BadInput(f"{output} is or holds {source}: name another directory for the merged model.")
+    config = read_config(adapter_dir)
+    scale = _scale(adapter_dir, config)
+    tensors = read_tensors(adapter_dir)
+    with Checkpoint.open(base_dir) as base:
+        pairs = _pairs(adapter_dir, _without_copies(adapter_dir, base, tensors))
+        names = _stored_once(base_dir, base)
+        _check_fit(adapter_dir, base, names, pairs)
+        with replace_directory(output, overwrite) as directory:
+            writer = CheckpointWriter(directory)
+            for name in names:
+                whole = base.read(name)
+                writer.add(name, _merged(whole, *pairs[name], scale) if name in pairs else whole)
+            writer.finish()
+            for pattern in _BESIDE_WEIGHTS:
+                for file in base_dir.glob(pattern):
+                    if file.is_file():
+                        shutil.copyfile(file, directory / file.name)
+            if (adapter_dir / TEMPLATE_FILE).is_file():
+                shutil.copyfile(adapter_dir / TEMPLATE_FILE, directory / TEMPLATE_FILE)
+
+
+def _scale(adapter_dir: Path, config: dict[str, Any]) -> float:
+    odd = [field for field in _UNSUPPORTED if config.get(field)]
+    if config.get("bias", "none") != "none":
+        odd.append("bias")
+    if odd:
+        raise BadInput(f"{adapter_dir} cannot be merged: its {CONFIG_FILE} uses {', '.join(odd)}.")
+    try:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise BadInput(f"{adapter_dir / CONFIG_FILE} gives no rank 'r' and 'lora_alpha': copy it again.") from None
+
+
+def _without_copies(adapter_dir: Path, base: Checkpoint, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the base's own embedding or head, which peft saves along when it is adapted."""
+    for name, tensor in tensors.items():
+        original = name.replace(".base_layer.", ".")
+        if original != name and original in base.names:
+            stored = base.read(original)
+            if stored.shape != tensor.shape or not torch.equal(stored, tensor.to(stored.dtype)):
+                raise BadInput(f"{adapter_dir} cannot be merged: it brings a {original} other than the base's.")
+    return {name: tensor for name, tensor in tensors.items() if ".base_layer." not in name}
+
+
+def _pairs(adapter_dir: Path, tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Name of the adapted weight -> its A ``(rank, inputs)`` and B ``(outputs, rank)``."""
+    pairs = {}
+    for name, a_RI in tensors.items():
+        linear, suffix, rest = name.partition(".lora_A.weight")
+        b_OR = tensors.get(f"{linear}.lora_B.weight")
+        if suffix and not rest and b_OR is not None:
+            pairs[f"{linear}.weight"] = (a_RI, b_OR)
+    if 2 * len(pairs) != len(tensors):
+        known = {name.removesuffix("weight") + f"lora_{part}.weight" for name in pairs for part in "AB"}
+        odd = sorted(tensors.keys() - known)
+        raise BadInput(f"{adapter_dir} cannot be merged: {odd[0]} is no half of a LoRA pair of a linear.")
+    return pairs
+
+
+def _stored_once(base_dir: Path, base: Checkpoint) -> list[str]:
+    """The names to write: without the head where the model has none of its own but the file repeats it."""
+    if EMBEDDING in base.names and HEAD in base.names and _tied(base_dir):
+        return [name for name in base.names if name != HEAD]
+    return [*base.names]
+
+
+def _tied(base_dir: Path) -> bool:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base_dir, local_files_only=True)
+    return bool(config.get_text_config().tie_word_embeddings)
+
+
+def _check_fit(adapter_dir: Path, base: Checkpoint, names: list[str], pairs: dict[str, tuple[Tensor, Tensor]]) -> None:
+    for name, (a_RI, b_OR) in pairs.items():
+        if name not in names:
+            raise BadInput(
+                f"{adapter_dir} does not fit {base.directory}: it adapts {name.removesuffix('.weight')}, "
+                "which has no weight of its own there."
+            )
+        if base.shape(name) != (b_OR.shape[0], a_RI.shape[1]) or a_RI.shape[0] != b_OR.shape[1]:
+            raise BadInput(
+                f"{adapter_dir} does not fit {base.directory}: {name} has shape {base.shape(name)}, the adapter's B "
+                f"and A have {tuple(b_OR.shape)} and {tuple(a_RI.shape)}."
+            )
+
+
+def _merged(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
+    dtype = torch.float64 if weight_OI.dtype == torch.float64 else torch.float32
+    delta_OI = b_OR.to(dtype) @ a_RI.to(dtype)
+    return weight_OI.to(dtype).add_(delta_OI, alpha=scale).to(weight_OI.dtype)

@@ -1,0 +1,35 @@
+"""Which linears an adapter is put on."""
+
+from collections.abc import Sequence
+
+from potluck.errors import BadInput
+
+
+def match_targets(targets: Sequence[str], linears: Sequence[str]) -> frozenset[str]:
+    """The full names of the linears that ``targets`` name, as PEFT matches them: a whole name or its last parts.
+
+    Args:
+        targets: ``all-linear`` or names such as ``q_proj``, ``mlp.down_proj``, ``model.layers.3.mlp.up_proj``.
+        linears: full names of the model's linears, the head left out.
+
+    Raises:
+        BadInput: a target is the head, or matches nothing (names the linears there are).
+    """
+    matched: set[str] = set()
+    for target in targets:
+        if target == "all-linear":
+            return frozenset(linears)
+        if target.split(".")[-1] in ("lm_head", "embed_tokens"):
+            raise BadInput(
+                f"lora.targets: '{target}' cannot be trained: the embeddings and the head they may be tied to stay"
+                " frozen, so that token ids and labels stay with their owner."
+            )
+        found = {name for name in linears if name == target or name.endswith("." + target)}
+        if not found:
+            known = sorted({name.split(".")[-1] for name in linears})
+            raise BadInput(
+                f"lora.targets: '{target}' matches no linear of this model. There are: {', '.join(known)},"
+                " or all-linear."
+            )
+        matched |= found
+    return frozenset(matched)

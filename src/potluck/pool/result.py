@@ -1,0 +1,124 @@
+"""What a training run is judged by: its steps, told as JSON lines while it runs and summed up at the end."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from potluck.errors import PotluckError
+from potluck.pool.plan import Plan
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Scores on the held-out examples."""
+
+    accuracy: float | None
+    """Exact match of greedy generation; None where the examples have no answers."""
+    loss: float
+    """Mean cross-entropy of the target tokens, in nats."""
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """What one device held, and how it spent the run."""
+
+    name: str
+    heads: int
+    columns: int
+    vocab_rows: int
+    peak_rss_mib: float
+    compute_s: float
+    wait_s: float
+    """Seconds it stood still because another device was slower."""
+    transfer_s: float
+    """Seconds it stood still because a message was on its way."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of :func:`potluck.tune`."""
+
+    strategy: str
+    step_s: float
+    """Median seconds a step."""
+    idle_ratio: float
+    """Part of the devices' time spent waiting for a slower one: sum of ``wait_s`` / (devices x sum of step times)."""
+    tokens_per_s: float
+    loss_first: float
+    loss_last: float
+    eval_before: Evaluated | None
+    eval_after: Evaluated | None
+    adapter: str
+    """Directory of the adapter, or of the plain checkpoint where all weights were trained."""
+    devices: tuple[DeviceResult, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as one JSON object."""
+        return asdict(self) | {"devices": [asdict(device) for device in self.devices]}
+
+
+class Tally:
+    """Sums up the events of a run, and writes each step to a file as it comes."""
+
+    def __init__(self, metrics: TextIO) -> None:
+        self._metrics = metrics
+        self._steps: list[dict[str, Any]] = []
+        self._peak_rss_mib: dict[int, float] = {}
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Take note of one event of a device."""
+        if event["event"] == "step":
+            self._steps.append(event)
+            self._write(event)
+        elif event["event"] == "finished":
+            self._peak_rss_mib[event["rank"]] = event["peak_rss_mib"]
+
+    def scored(self, before: Evaluated, after: Evaluated) -> None:
+        """Add the scores to the metrics."""
+        self._write({"event": "eval", "before": asdict(before), "after": asdict(after)})
+
+    def result(
+        self, plan: Plan, adapter: Path | str, *, before: Evaluated | None = None, after: Evaluated | None = None
+    ) -> Result:
+        """The sum of it all.
+
+        Raises:
+            PotluckError: there was no step.
+        """
+        if not self._steps:
+            raise PotluckError("The devices ended without a single step of training.")
+        time_s = sum(step["step_s"] for step in self._steps)
+        devices = tuple(
+            DeviceResult(
+                name=share.name,
+                heads=len(share.heads),
+                columns=len(share.columns),
+                vocab_rows=len(share.vocab_rows),
+                peak_rss_mib=self._peak_rss_mib.get(rank, 0.0),
+                compute_s=self._total(rank, "compute_s"),
+                wait_s=self._total(rank, "wait_s"),
+                transfer_s=self._total(rank, "transfer_s"),
+            )
+            for rank, share in enumerate(plan.devices)
+        )
+        return Result(
+            strategy=plan.strategy,
+            step_s=median(step["step_s"] for step in self._steps),
+            idle_ratio=sum(device.wait_s for device in devices) / (len(devices) * time_s),
+            tokens_per_s=sum(step["tokens"] for step in self._steps) / time_s,
+            loss_first=self._steps[0]["loss"],
+            loss_last=self._steps[-1]["loss"],
+            eval_before=before,
+            eval_after=after,
+            adapter=str(adapter),
+            devices=devices,
+        )
+
+    def _total(self, rank: int, clock: str) -> float:
+        return float(sum(step["devices"][rank][clock] for step in self._steps))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()  # so that a run can be followed while it goes on

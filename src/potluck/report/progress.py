@@ -1,0 +1,135 @@
+"""A run as it goes on: a live bar on a terminal, a plain line now and then elsewhere."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import rich.live
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from potluck.pool.launch import Event
+from potluck.pool.listener import Listener
+from potluck.pool.plan import Plan
+from potluck.pool.result import Evaluated
+from potluck.report.tables import plan_table
+
+_LINE_EVERY_S = 5.0
+_LINE_EVERY_PART = 0.1
+_RECENT = 10
+
+
+class Live(Listener):
+    """A listener that shows a run on a console; used as a context manager, so that the bar ends with the run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._detail = Text()
+        self._screen = rich.live.Live(
+            console=console, get_renderable=lambda: Group(self._bar, self._detail), transient=True
+        )
+        self._task: TaskID | None = None
+        self._plan: Plan | None = None
+        self._weights_mib: dict[int, float] = {}
+        self._steps: list[Event] = []
+        self._line_s = float("-inf")
+        self._line_step = 0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._screen.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._screen.stop()
+
+    def tell(self, text: str) -> None:
+        """Show a sentence."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def planned(self, plan: Plan) -> None:
+        """Keep the plan until every device has said how much it holds."""
+        self._plan = plan
+
+    def scoring(self, when: str, done: int, total: int) -> None:
+        """Move the bar of the scoring."""
+        self._show(f"Scoring {when} training", done, total, "")
+
+    def scored(self, when: str, scores: Evaluated) -> None:
+        """Show the scores."""
+        accuracy = "" if scores.accuracy is None else f"accuracy {scores.accuracy:.2f}, "
+        self._finish()
+        self.tell(f"Held-out examples {when} training: {accuracy}loss {scores.loss:.3f}.")
+
+    def event(self, event: Event) -> None:
+        """Show an event of a device."""
+        if event["event"] == "loaded":
+            self._loaded(event["rank"], event["weights_mib"])
+        elif event["event"] == "data":
+            self._told_data(event)
+        elif event["event"] == "step":
+            self._stepped(event)
+        elif event["event"] == "saving":
+            self._finish()
+            self.tell("Saving.")
+
+    def _loaded(self, rank: int, weights_mib: float) -> None:
+        self._weights_mib[rank] = weights_mib
+        if self._plan is not None and len(self._weights_mib) == len(self._plan.devices):
+            self._console.print(plan_table(self._plan, [self._weights_mib[r] for r in sorted(self._weights_mib)]))
+
+    def _told_data(self, event: Event) -> None:
+        self.tell(f"{event['examples']:,} examples, {event['steps']:,} steps.")
+        if event["cut"]:
+            self.tell(f"{event['cut']:,} examples were longer than max_length and were cut.")
+        if dropped := event["dropped"]:
+            some = ", ".join(str(where) for where in dropped[:5]) + (", ..." if len(dropped) > 5 else "")
+            self.tell(f"{len(dropped):,} examples were dropped, since no answer was left after cutting: {some}.")
+
+    def _stepped(self, event: Event) -> None:
+        self._steps = [*self._steps[-_RECENT + 1 :], event]
+        detail = describe(self._steps)
+        self._show("Training", event["step"], event["steps"], detail)
+        if self._console.is_terminal:
+            return
+        now, step, steps = time.monotonic(), event["step"], event["steps"]
+        due = now - self._line_s >= _LINE_EVERY_S or step - self._line_step >= _LINE_EVERY_PART * steps
+        if due or step == steps:
+            self._line_s, self._line_step = now, step
+            left_s = (steps - step) * sum(recent["step_s"] for recent in self._steps) / len(self._steps)
+            self.tell(f"step {step}/{steps}  {detail}  {left_s:.0f} s left")
+
+    def _show(self, what: str, done: int, total: int, detail: str) -> None:
+        if self._task is None or self._bar.tasks[0].description != what:
+            self._finish()
+            self._task = self._bar.add_task(what, total=total)
+        self._bar.update(self._task, completed=done, total=total)
+        self._detail.plain = detail
+
+    def _finish(self) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        self._detail.plain = ""
+
+
+def describe(steps: Sequence[dict[str, Any]]) -> str:
+    """The last loss, and over the given steps: tokens per second, each device's busy and waiting share of the time."""
+    time_s = sum(step["step_s"] for step in steps) or 1.0
+    shares = " ".join(
+        f"{sum(clock['compute_s'] for clock in clocks) / time_s:.0%}/{sum(c['wait_s'] for c in clocks) / time_s:.0%}"
+        for clocks in zip(*(step["devices"] for step in steps), strict=True)
+    )
+    tokens_per_s = sum(step["tokens"] for step in steps) / time_s
+    return f"loss {steps[-1]['loss']:.3f}  {tokens_per_s:,.0f} tokens/s  busy/waiting {shares}"

@@ -1,0 +1,1 @@
+"""Files to examples to batches; knows tokenizers, nothing of models."""

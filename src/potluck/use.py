@@ -1,0 +1,182 @@
+"""Using a result: answer prompts with it, score it, and read what it was made from."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from potluck.errors import BadInput
+from potluck.job import Data, Format, load_job
+from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
+from potluck.models.families import read_config
+from potluck.models.merge import merge
+from potluck.models.source import resolve
+from potluck.pool.precision import choose_dtype, torch_dtype
+from potluck.texts.batch import Example
+from potluck.texts.encode import encode, encode_prompt
+from potluck.texts.rows import Row, read_rows
+from potluck.texts.tokenizer import load_tokenizer
+
+JOB_FILE = "job.yaml"
+METRICS_FILE = "metrics.jsonl"
+
+_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A result on disk."""
+
+    base: Path
+    """The model it was made from, as a Hugging Face directory; the result itself if it is a plain checkpoint."""
+    adapter: Path | None
+    """The adapter; None if the result is a plain checkpoint."""
+    data: Data
+    """How its prompts were written."""
+
+
+def open_result(directory: Path) -> Trained:
+    """Find out what a result consists of.
+
+    Raises:
+        BadInput: there is neither an adapter nor a checkpoint, or its base model cannot be found.
+    """
+    if not directory.is_dir():
+        raise BadInput(f"There is no directory {directory}; expected the output of 'potluck tune'.")
+    job_file = directory / JOB_FILE
+    data = load_job(job_file).data if job_file.exists() else Data(train=["-"], format="prompt")
+    adapter_config = directory / "adapter_config.json"
+    if adapter_config.exists():
+        return Trained(base=resolve(_base_of(adapter_config)), adapter=directory, data=data)
+    if (directory / "config.json").exists():
+        return Trained(base=directory, adapter=None, data=data)
+    raise BadInput(f"{directory} holds neither an adapter (adapter_config.json) nor a model (config.json).")
+
+
+def _base_of(adapter_config: Path) -> str:
+    try:
+        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str) or not base:
+        raise BadInput(f"{adapter_config} does not name its base model ('base_model_name_or_path').")
+    return base
+
+
+def generate(
+    directory: Path | str, prompts: Sequence[str], *, max_new_tokens: int = 128, format: Format = "auto"
+) -> list[str]:
+    """Answer prompts with a result; the most likely token each time.
+
+    Args:
+        directory: an adapter or a checkpoint, as ``tune`` leaves it.
+        prompts: each is one user message where the training data were chats, else the text to go on from.
+        max_new_tokens: the longest answer.
+        format: how the training data were written; ``auto`` is what the job beside the result says.
+
+    Raises:
+        BadInput: the result or its base model cannot be used, or the format is not known.
+    """
+    trained = open_result(Path(directory))
+    data = trained.data if format == "auto" else trained.data.model_copy(update={"format": format})
+    return answer(trained.base, trained.adapter, data, prompts, max_new_tokens=max_new_tokens)
+
+
+def answer(
+    model_dir: Path, adapter: Path | None, data: Data, prompts: Sequence[str], *, max_new_tokens: int = 128
+) -> list[str]:
+    """Answer prompts with a model and, if given, an adapter; prompts are encoded as ``data`` says.
+
+    Raises:
+        BadInput: the model or the adapter cannot be used, or the format of the data is not known.
+    """
+    tokenizer = load_tokenizer(model_dir)
+    encoded = [encode_prompt(prompt, tokenizer, data, data.format) for prompt in prompts]
+    model = load_for_inference(model_dir, adapter, inference_dtype(model_dir))
+    return [generate_text(model, tokenizer, ids, max_new_tokens) for ids in encoded]
+
+
+def evaluate_result(
+    directory: Path, data: Sequence[str], *, progress: Callable[[int, int], None] | None = None
+) -> tuple[Scores | None, Scores]:
+    """Score a result on examples, and what it was made from: ``(before, after)``.
+
+    ``before`` is None for a plain checkpoint, whose origin is not part of it.
+
+    Raises:
+        BadInput: the result or the data cannot be used.
+    """
+    trained = open_result(directory)
+    examples = encode_for(trained.base, read_rows(data, "auto"), trained.data)
+    dtype = inference_dtype(trained.base)
+    after = score(trained.base, trained.adapter, examples, dtype, progress=progress)
+    before = score(trained.base, None, examples, dtype, progress=progress) if trained.adapter else None
+    return before, after
+
+
+def merge_result(directory: Path, output: Path, *, overwrite: bool = False) -> None:
+    """Write an adapter and its base model as one plain checkpoint.
+
+    Raises:
+        BadInput: there is no adapter, its base model cannot be found, or ``output`` is not empty.
+        SaveFailed: the checkpoint could not be written; what stood there before is untouched.
+    """
+    trained = open_result(directory)
+    if trained.adapter is None:
+        raise BadInput(f"{directory} is a plain checkpoint already: there is no adapter to merge.")
+    merge(trained.adapter, trained.base, output, overwrite)
+
+
+def score(
+    model_dir: Path,
+    adapter: Path | None,
+    examples: Sequence[Example],
+    dtype: torch.dtype,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Scores:
+    """Loss and exact-match accuracy of a model, with an adapter if given, both read from disk."""
+    model = load_for_inference(model_dir, adapter, dtype)
+    return evaluate(
+        model,
+        load_tokenizer(model_dir),
+        examples,
+        batch_size=_BATCH_SIZE,
+        generate=any(example.answer is not None for example in examples),
+        progress=progress,
+    )
+
+
+def encode_for(model_dir: Path, rows: Sequence[Row], data: Data) -> list[Example]:
+    """Rows as examples for a model.
+
+    Raises:
+        BadInput: no example is left, or one holds a token that the model does not have.
+    """
+    examples = encode(rows, load_tokenizer(model_dir), data).examples
+    check_vocabulary(examples, read_config(model_dir))
+    return examples
+
+
+def check_vocabulary(examples: Sequence[Example], config: PretrainedConfig) -> None:
+    """Refuse token ids that the model has no embedding for.
+
+    Raises:
+        BadInput: the tokenizer is larger than the model.
+    """
+    rows = int(config.get_text_config().vocab_size)
+    for example in examples:
+        if max(example.ids) >= rows:
+            raise BadInput(
+                f"The tokenizer is larger than the model: {example.where} has token id {max(example.ids)}, "
+                f"and the model knows the ids 0 to {rows - 1}. Use the tokenizer that belongs to the model."
+            )
+
+
+def inference_dtype(model_dir: Path) -> torch.dtype:
+    """The dtype in which this machine runs the model fastest."""
+    config = read_config(model_dir).get_text_config()
+    return torch_dtype(choose_dtype("auto", config.hidden_size, config.intermediate_size))

@@ -1,0 +1,112 @@
+"""The plain single-process model, in float64: transformers and peft, with norms that do not round to float32."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from potluck.texts.batch import Batch
+
+
+def _norm(self: nn.Module, x: Tensor) -> Tensor:
+    return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+def _norm_from_one(self: nn.Module, x: Tensor) -> Tensor:
+    return (1.0 + self.weight) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+@contextmanager
+def exact_norms() -> Iterator[None]:
+    """transformers' norms go through float32, which hides differences below 1e-7."""
+    norms = [LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm]
+    patches = [patch.object(norm, "forward", _norm) for norm in norms]
+    patches.append(patch.object(Gemma3RMSNorm, "forward", _norm_from_one))
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+@dataclass
+class PlainRun:
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    """Of the first step, by name in the whole model."""
+    initial: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    """After all steps."""
+
+
+def plain_run(
+    model_dir: Path,
+    steps: Sequence[Sequence[Batch]],
+    *,
+    targets: list[str] | None,
+    rank: int = 4,
+    alpha: float = 8.0,
+    learning_rate: float = 1e-2,
+    clip: float = 0.5,
+) -> PlainRun:
+    """Train by the book; ``targets`` None is full fine-tuning with frozen embeddings."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="sdpa")
+    if targets is not None:
+        modules = "all-linear" if targets == ["all-linear"] else targets
+        model = get_peft_model(
+            model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, task_type="CAUSAL_LM")
+        )
+    trained = {}
+    for name, parameter in model.named_parameters():
+        plain = name.removeprefix("base_model.model.").replace(".default", "")
+        parameter.requires_grad_("lora_" in name if targets is not None else _inner(name))
+        if parameter.requires_grad:
+            trained[plain] = parameter
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in trained.values():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
+            parameter.copy_(parameter + noise if targets is None else noise)
+    initial = {name: p.detach().clone() for name, p in trained.items()}
+    optimizer = torch.optim.AdamW(trained.values(), lr=learning_rate, weight_decay=0.0)
+    losses, gradients = [], {}
+    for step, batches in enumerate(steps):
+        total = sum(batch.targets_N.numel() for batch in batches)
+        loss_of_step = 0.0
+        for batch in batches:
+            logits_BSV = model(input_ids=batch.ids_BS, attention_mask=_mask(batch)).logits
+            rows = [b for b, positions in enumerate(batch.layout.positions) for _ in positions]
+            columns = [p for positions in batch.layout.positions for p in positions]
+            loss = F.cross_entropy(logits_BSV[rows, columns], batch.targets_N, reduction="sum") / total
+            loss.backward()
+            loss_of_step += float(loss.detach())
+        losses.append(loss_of_step)
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in trained.items()}
+        torch.nn.utils.clip_grad_norm_(trained.values(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return PlainRun(losses, gradients, initial, {name: p.detach().clone() for name, p in trained.items()})
+
+
+def _inner(name: str) -> bool:
+    return "embed_tokens" not in name and "lm_head" not in name
+
+
+def _mask(batch: Batch) -> Tensor:
+    lengths_B = torch.tensor(batch.layout.lengths)
+    return (torch.arange(batch.ids_BS.shape[1]) < lengths_B[:, None]).long()

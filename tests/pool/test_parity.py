@@ -1,0 +1,196 @@
+"""Any uneven plan trains exactly as the plain single-process model: loss, gradients, weights, in float64."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pool.plain import PlainRun, exact_norms, plain_run
+from pool.tiny import config, save_tiny, shares, three_steps
+from potluck.chain.comm import Comm
+from potluck.chain.share import Share
+from potluck.chain.trained import Trained
+from potluck.job import Lora
+from potluck.models.build import build_part
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_of
+from potluck.pool.gradients import unequal
+from potluck.pool.step import OWNER, Settings, Stepper
+from worlds import run_world
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LEARNING_RATE, CLIP = 1e-2, 0.5
+
+Counts = tuple[list[int], list[int], list[int]]
+
+LLAMA_WORLDS: dict[str, Counts] = {
+    "1": ([9], [26], [61]),
+    "2: 5/4": ([5, 4], [15, 11], [40, 21]),
+    "2: all heads on one": ([0, 9], [26, 0], [61, 0]),
+    "3: 5/3/1": ([5, 3, 1], [13, 9, 4], [31, 20, 10]),
+    "3: empty shares": ([4, 0, 5], [0, 20, 6], [30, 31, 0]),
+    "4: fewer kv heads than devices": ([4, 2, 2, 1], [10, 8, 7, 1], [20, 20, 20, 1]),
+}
+
+
+class Models:
+    """Tiny models and their plain runs, made once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.directory = cache(self._directory)
+        self.plain = cache(self._plain)
+
+    def _directory(self, family: str, tied: bool) -> Path:
+        path = self.root / f"{family}-{tied}"
+        return save_tiny(config(family, tie_word_embeddings=tied), path)
+
+    def _plain(self, family: str, tied: bool, targets: tuple[str, ...] | None) -> PlainRun:
+        with exact_norms():
+            return plain_run(
+                self.directory(family, tied),
+                three_steps(),
+                targets=None if targets is None else list(targets),
+                learning_rate=LEARNING_RATE,
+                clip=CLIP,
+            )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
+    if trained.dim is None:
+        return whole
+    return whole.index_select(trained.dim, torch.tensor(list(trained.held[rank]), dtype=torch.long))
+
+
+def close(ours: Tensor, plain: Tensor) -> float:
+    scale = max(1.0, float(plain.abs().max())) if plain.numel() else 1.0
+    return float((ours - plain).abs().max()) / scale if ours.numel() else 0.0
+
+
+def check_parity(
+    models: Models,
+    family: str,
+    counts: Counts,
+    *,
+    targets: Sequence[str] | None = ("all-linear",),
+    tied: bool = True,
+    half_batches: int = 2,
+    checkpointing: bool = False,
+    messages: bool = True,
+) -> None:
+    plain = models.plain(family, tied, None if targets is None else tuple(targets))
+    directory = models.directory(family, tied)
+    cfg = config(family, tie_word_embeddings=tied)
+    plan: list[Share] = shares(cfg, *counts)
+    lora = None if targets is None else Lora(rank=4, alpha=8, targets=list(targets))
+    settings = Settings(
+        steps=3,
+        learning_rate=LEARNING_RATE,
+        schedule="constant",
+        clip=CLIP,
+        half_batches=half_batches,
+        checkpointing=checkpointing,
+    )
+    checkpoint = Checkpoint.open(directory)
+
+    def body(comm: Comm) -> None:
+        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, lora=lora, seed=0)
+        trained = part.chain.trained
+        assert {t.name for t in trained} == set(plain.initial)
+        for t in trained:
+            t.local.detach().copy_(local_part(t, plain.initial[t.name], comm.rank))
+        stepper = Stepper(part, comm, settings)
+        for step, batches in enumerate(three_steps()):
+            found = stepper.accumulate(batches if comm.rank == OWNER else None)
+            assert abs(found.loss - plain.losses[step]) < 1e-9
+            if step == 0:
+                for t in trained:
+                    assert t.local.grad is not None
+                    assert close(t.local.grad, local_part(t, plain.gradients[t.name], comm.rank)) < 1e-9, t.name
+            stepper.update(found.norm, LEARNING_RATE)
+        for t in trained:
+            assert close(t.local.detach(), local_part(t, plain.weights[t.name], comm.rank)) < 1e-9, t.name
+        assert list(unequal(stepper.held, comm)) == []
+
+    if messages:
+        run_world(len(plan), body)
+    else:
+        body(Comm())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["keep", "recompute"])
+@pytest.mark.parametrize("half_batches", [1, 2])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("targets", [None, ["all-linear"], *[[name] for name in LINEARS]], ids=str)
+@pytest.mark.parametrize("world", LLAMA_WORLDS)
+def test_llama(
+    models: Models, world: str, targets: list[str] | None, tied: bool, half_batches: int, checkpointing: bool
+) -> None:
+    check_parity(
+        models,
+        "llama",
+        LLAMA_WORLDS[world],
+        targets=targets,
+        tied=tied,
+        half_batches=half_batches,
+        checkpointing=checkpointing,
+    )
+
+
+WIDE: dict[str, Counts] = {
+    "1": ([9], [26], [61]),
+    "2": ([0, 9], [26, 0], [1, 60]),
+    "3": ([5, 3, 1], [13, 9, 4], [31, 20, 10]),
+    "4": ([4, 0, 4, 1], [10, 8, 0, 8], [20, 21, 20, 0]),
+}
+NARROW: dict[str, Counts] = {
+    "1": ([4], [26], [61]),
+    "2": ([3, 1], [20, 6], [61, 0]),
+    "3": ([2, 0, 2], [0, 14, 12], [31, 20, 10]),
+    "4": ([1, 1, 1, 1], [7, 7, 6, 6], [20, 1, 20, 20]),
+}
+PAIRS = [
+    # world, targets, tied, halves, recompute
+    ("1", None, True, 1, True),
+    ("1", ["all-linear"], False, 2, False),
+    ("2", ["all-linear"], True, 1, False),
+    ("2", None, False, 2, True),
+    ("3", ["all-linear"], True, 2, True),
+    ("3", None, False, 1, False),
+    ("3", ["q_proj", "o_proj"], True, 2, False),
+    ("4", None, True, 2, False),
+    ("4", ["k_proj", "v_proj"], False, 2, False),
+    ("4", ["layers.1.mlp.up_proj", "layers.1.mlp.down_proj"], True, 1, True),
+]
+
+
+@pytest.mark.parametrize(("world", "targets", "tied", "half_batches", "checkpointing"), PAIRS, ids=str)
+@pytest.mark.parametrize("family", ["llama-biased", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_families(
+    models: Models,
+    family: str,
+    world: str,
+    targets: list[str] | None,
+    tied: bool,
+    half_batches: int,
+    checkpointing: bool,
+) -> None:
+    counts = (NARROW if family == "gemma3" else WIDE)[world]
+    check_parity(
+        models, family, counts, targets=targets, tied=tied, half_batches=half_batches, checkpointing=checkpointing
+    )
+
+
+@pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_single_walks_without_messages(models: Models, family: str, targets: list[str] | None) -> None:
+    counts = (NARROW if family == "gemma3" else WIDE)["1"]
+    check_parity(models, family, counts, targets=targets, half_batches=1, messages=False)

@@ -1,0 +1,80 @@
+import io
+import json
+
+import pytest
+
+from potluck.chain.ranges import Ranges
+from potluck.errors import PotluckError
+from potluck.pool.plan import DeviceShare, Plan
+from potluck.pool.result import Evaluated, Tally
+
+PLAN = Plan(
+    "tensor",
+    (
+        DeviceShare("device-0", Ranges.of(0, 6), Ranges.of(0, 1024), Ranges.of(0, 40_000)),
+        DeviceShare("device-1", Ranges.of(6, 9), Ranges.of(1024, 1536), Ranges.of(40_000, 49_152)),
+    ),
+)
+
+
+def step(number: int, step_s: float, loss: float) -> dict[str, object]:
+    clocks = [
+        {"compute_s": step_s * 0.7, "wait_s": 0.0, "transfer_s": 0.1},
+        {"compute_s": step_s * 0.2, "wait_s": step_s * 0.5, "transfer_s": 0.1},
+    ]
+    return {"event": "step", "step": number, "loss": loss, "tokens": 100, "step_s": step_s, "devices": clocks}
+
+
+def test_the_sum_of_a_run() -> None:
+    metrics = io.StringIO()
+    tally = Tally(metrics)
+    for event in (step(1, 4.0, 3.0), step(2, 1.0, 2.0), step(3, 1.0, 1.5)):
+        tally.event({"event": "loaded", "rank": 0})
+        tally.event(event)
+    tally.event({"event": "finished", "rank": 1, "peak_rss_mib": 512.5})
+    before, after = Evaluated(0.0, 4.0), Evaluated(0.75, 1.0)
+    tally.scored(before, after)
+    result = tally.result(PLAN, "out/adapter", before=before, after=after).to_json()
+
+    assert json.loads(json.dumps(result)) == {
+        "strategy": "tensor",
+        "step_s": 1.0,
+        "idle_ratio": pytest.approx(0.25),
+        "tokens_per_s": pytest.approx(50.0),
+        "loss_first": 3.0,
+        "loss_last": 1.5,
+        "eval_before": {"accuracy": 0.0, "loss": 4.0},
+        "eval_after": {"accuracy": 0.75, "loss": 1.0},
+        "adapter": "out/adapter",
+        "devices": [
+            {
+                "name": "device-0",
+                "heads": 6,
+                "columns": 1024,
+                "vocab_rows": 40_000,
+                "peak_rss_mib": 0.0,
+                "compute_s": pytest.approx(4.2),
+                "wait_s": 0.0,
+                "transfer_s": pytest.approx(0.3),
+            },
+            {
+                "name": "device-1",
+                "heads": 3,
+                "columns": 512,
+                "vocab_rows": 9_152,
+                "peak_rss_mib": 512.5,
+                "compute_s": pytest.approx(1.2),
+                "wait_s": pytest.approx(3.0),
+                "transfer_s": pytest.approx(0.3),
+            },
+        ],
+    }
+    lines = [json.loads(line) for line in metrics.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["step", "step", "step", "eval"]
+    assert lines[1]["loss"] == 2.0
+    assert lines[3]["after"] == {"accuracy": 0.75, "loss": 1.0}
+
+
+def test_a_run_without_a_step_is_an_error() -> None:
+    with pytest.raises(PotluckError, match="without a single step"):
+        Tally(io.StringIO()).result(PLAN, "out", before=None, after=None)
