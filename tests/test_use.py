@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
 
 from potluck.errors import BadInput
 from potluck.job import Data, Job, dump_job
-from potluck.texts.batch import Example
-from potluck.use import check_vocabulary, generate, merge_result, open_result
+from potluck.use import generate, merge_result, open_result
 
 
 def test_no_directory(tmp_path: Path) -> None:
@@ -58,12 +56,3 @@ def test_a_broken_job_beside_a_result(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model: [")
     with pytest.raises(BadInput, match=r"job\.yaml is not YAML"):
         generate(tmp_path, ["hello"])
-
-
-def test_a_tokenizer_larger_than_the_model() -> None:
-    config = LlamaConfig(vocab_size=10)
-    fits = Example((1, 9), (False, True), "data.jsonl:1", 1, "a")
-    check_vocabulary([fits], config)
-    beyond = Example((1, 10), (False, True), "data.jsonl:2", 1, "a")
-    with pytest.raises(BadInput, match=r"larger than the model: data\.jsonl:2 has token id 10, .* ids 0 to 9"):
-        check_vocabulary([fits, beyond], config)

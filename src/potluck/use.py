@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig
 
 from potluck.errors import BadInput
 from potluck.job import Data, Format, load_job
 from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
 from potluck.models.families import read_config
 from potluck.models.merge import merge
+from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.source import resolve
-from potluck.pool.precision import choose_dtype, torch_dtype
 from potluck.texts.batch import Example
-from potluck.texts.encode import encode, encode_prompt
+from potluck.texts.encode import encode, encode_prompt, stop_ids
 from potluck.texts.rows import Row, read_rows
 from potluck.texts.tokenizer import load_tokenizer
+from potluck.texts.vocabulary import check_vocabulary
 
 JOB_FILE = "job.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -96,7 +96,8 @@ def answer(
     tokenizer = load_tokenizer(model_dir)
     encoded = [encode_prompt(prompt, tokenizer, data, data.format) for prompt in prompts]
     model = load_for_inference(model_dir, adapter, inference_dtype(model_dir))
-    return [generate_text(model, tokenizer, ids, max_new_tokens) for ids in encoded]
+    stops = stop_ids(tokenizer, data, data.format)
+    return [generate_text(model, tokenizer, ids, max_new_tokens, stops) for ids in encoded]
 
 
 def evaluate_result(
@@ -157,23 +158,8 @@ def encode_for(model_dir: Path, rows: Sequence[Row], data: Data) -> list[Example
         BadInput: no example is left, or one holds a token that the model does not have.
     """
     examples = encode(rows, load_tokenizer(model_dir), data).examples
-    check_vocabulary(examples, read_config(model_dir))
+    check_vocabulary(examples, int(read_config(model_dir).get_text_config().vocab_size))
     return examples
-
-
-def check_vocabulary(examples: Sequence[Example], config: PretrainedConfig) -> None:
-    """Refuse token ids that the model has no embedding for.
-
-    Raises:
-        BadInput: the tokenizer is larger than the model.
-    """
-    rows = int(config.get_text_config().vocab_size)
-    for example in examples:
-        if max(example.ids) >= rows:
-            raise BadInput(
-                f"The tokenizer is larger than the model: {example.where} has token id {max(example.ids)}, "
-                f"and the model knows the ids 0 to {rows - 1}. Use the tokenizer that belongs to the model."
-            )
 
 
 def inference_dtype(model_dir: Path) -> torch.dtype:

@@ -111,7 +111,8 @@ def _take_targets(head: Head, h_ND: Tensor, ids_N: Tensor, rows: ReadRows, g_ND:
     """The target logits ``[N]``; their gradient is taken from ``g_ND`` in place."""
     unique, index_N = ids_N.unique(return_inverse=True)
     w_ND = rows(unique.tolist()).to(g_ND.dtype)[index_N]
-    l_N, slope_N = _capped((h_ND.to(g_ND.dtype) * w_ND).sum(-1), head.softcap)
+    raw_N = (h_ND.to(g_ND.dtype) * w_ND).sum(-1).to(head.W_VD.dtype)  # rounded as the same logit is in log Z
+    l_N, slope_N = _capped(raw_N.to(g_ND.dtype), head.softcap)
     g_ND.sub_(w_ND if slope_N is None else w_ND * slope_N[:, None])
     return l_N
 

@@ -75,7 +75,7 @@ def build_part(
         chain=chain,
         head=Head(W_VD, decoder.logit_softcap),
         embedding=Embedding(lambda ids: checkpoint.rows(EMBEDDING, ids), decoder.embedding_scale),
-        target_rows=lambda ids: checkpoint.rows(head_name, ids),
+        target_rows=lambda ids: checkpoint.rows(head_name, ids, dtype=compute),
         stream=torch.promote_types(compute, torch.float32),
         hidden_size=decoder.hidden_size,
         weight_bytes=cutter.weight_bytes + W_VD.nbytes,

@@ -1,7 +1,7 @@
 """What a model says: greedy generation with stock transformers, in padded batches, quick on few cores."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,10 +21,17 @@ from potluck.texts.batch import Example
 
 
 def generate_text(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], max_new_tokens: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    max_new_tokens: int,
+    stops: Iterable[int] = (),
 ) -> str:
-    """What the model says after the prompt ``ids``, greedily, up to the end of its turn; without special tokens."""
-    return continuations(model, tokenizer, [ids], max_new_tokens, stop_ids(model, tokenizer))[0]
+    """What the model says after the prompt ``ids``, greedily, up to the end of its turn; without special tokens.
+
+    ``stops`` end it too: what ended the answers it was trained on.
+    """
+    return continuations(model, tokenizer, [ids], max_new_tokens, stop_ids(model, tokenizer) | set(stops))[0]
 
 
 @torch.inference_mode()

@@ -19,8 +19,8 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from potluck.chain.comm import Comm, gloo_group
 from potluck.errors import DeviceLost, PotluckError
 from potluck.job import parse_job
+from potluck.models.precision import torch_dtype
 from potluck.pool.plan import Plan
-from potluck.pool.precision import torch_dtype
 from potluck.pool.trainer import train
 
 SILENCE_S = 600.0  # a device that neither answers nor ends for so long is taken for lost
@@ -87,7 +87,7 @@ def memory_mib(field: str) -> float:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
+    os.read(0, 1)  # a blocked sys.stdin.read would abort the interpreter at its end
     os._exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -105,9 +106,10 @@ def parse_devices(devices: str) -> list[float]:
         parts = [float(part) for part in devices.split(":")]
     except ValueError:
         parts = []
-    if len(parts) == 1 and parts[0] == int(parts[0]):
-        parts = [1.0] * int(parts[0])
-    usable = all(0 <= part < float("inf") for part in parts) and sum(parts) > 0
+    if len(parts) == 1:
+        count = parts[0]
+        parts = [1.0] * int(count) if 1 <= count <= MAX_LOCAL_DEVICES and count.is_integer() else []
+    usable = all(part >= 0 for part in parts) and 0 < sum(parts) < float("inf")
     if not usable or not 1 <= len(parts) <= MAX_LOCAL_DEVICES:
         raise BadInput(
             f"devices: '{devices}' is neither a number of devices from 1 to {MAX_LOCAL_DEVICES}, such as 3,"
@@ -118,7 +120,8 @@ def parse_devices(devices: str) -> list[float]:
 
 def apportion(total: int, ratio: Sequence[float]) -> list[int]:
     """Whole units by largest remainder; ties go to the larger part, then to the earlier device."""
-    exact = [total * part / sum(ratio) for part in ratio]
+    parts = [Fraction(part) for part in ratio]  # floats would lose ties to rounding, and the sum to overflow
+    exact = [total * part / sum(parts) for part in parts]
     counts = [int(e) for e in exact]
     order = sorted(range(len(ratio)), key=lambda i: (-(exact[i] - counts[i]), -ratio[i], i))
     for i in order[: total - sum(counts)]:

@@ -95,6 +95,7 @@ class Stepper:
             PotluckError: the loss or a gradient is not finite; no weight was changed by this step.
         """
         start = time.perf_counter()
+        self.comm.clocks.blocked_s.clear()
         sent_before = self.comm.clocks.bytes_sent
         found = self.accumulate(batches)
         rate = self.settings.learning_rate * scheduled(self.settings, self.done)
@@ -183,7 +184,6 @@ class Stepper:
         clocks = self.comm.clocks
         own = torch.tensor([time.perf_counter() - start, *clocks.blocked_s], dtype=torch.float64)
         everyone_WN = self.comm.all_gather(own).wait()
-        clocks.blocked_s.clear()
         return float(everyone_WN[0, 0]), split_times(everyone_WN)
 
 

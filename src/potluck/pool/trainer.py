@@ -14,11 +14,11 @@ from potluck.models.adapter import adapter_config, write_adapter
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
+from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter
 from potluck.pool.gather import gather_whole
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
-from potluck.pool.precision import torch_dtype
 from potluck.pool.step import OWNER, Settings, Stepper
 
 Emit = Callable[[dict[str, Any]], None]
@@ -95,7 +95,7 @@ def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Pa
     elif job.train == "lora":
         names = {t.name.split(".lora_")[0] for t in part.chain.trained}
         targets = sorted({name.rsplit(".", 1)[-1] for name in names})
-        if job.lora.targets != ["all-linear"]:
+        if "all-linear" not in job.lora.targets:
             targets = job.lora.targets
         base = str(model_dir) if job.model.endswith(".gguf") else job.model  # stock peft cannot load a .gguf by name
         template = Path(job.data.template)

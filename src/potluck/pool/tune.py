@@ -9,13 +9,13 @@ from pathlib import Path
 
 from potluck.job import Job, dump_job
 from potluck.models.families import decoder_of, read_config
+from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.save import check_output, replace_directory
 from potluck.models.source import resolve
 from potluck.models.targets import match_targets
 from potluck.pool.launch import Event, run_devices
 from potluck.pool.listener import Listener
 from potluck.pool.plan import Plan, make_plan
-from potluck.pool.precision import choose_dtype, torch_dtype
 from potluck.pool.result import Evaluated, Result, Tally
 from potluck.texts.batch import Example
 from potluck.texts.rows import Row, read_rows

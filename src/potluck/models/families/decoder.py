@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
@@ -92,15 +90,3 @@ def cuts_of(config: PretrainedConfig) -> dict[str, Cut]:
 def layer_types_of(config: PretrainedConfig) -> list[str]:
     """The kind of attention of each block, in families whose blocks differ."""
     return list(config.layer_types or [])
-
-
-def rope_of(rotary: nn.Module, *layer_type: str) -> Rope:
-    """Tables of a transformers rotary module; float32 angles as there, whatever the compute dtype."""
-
-    @lru_cache(maxsize=64)
-    def tables(S: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            cos_1SK, sin_1SK = rotary(torch.empty(0, dtype=dtype), torch.arange(S)[None], *layer_type)
-        return cos_1SK[0], sin_1SK[0]
-
-    return tables

@@ -1,10 +1,10 @@
 """Gemma 3 (text): norms on both sides, weights stored as the distance from one, sliding and global blocks."""
 
 from transformers import Gemma3TextConfig
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from potluck.errors import BadInput
-from potluck.models.families.decoder import Decoder, Layer, decoder, layer_types_of, rope_of
+from potluck.models.families.decoder import Decoder, Layer, decoder, layer_types_of
+from potluck.models.families.rope import rope_of
 
 
 def gemma3(config: Gemma3TextConfig) -> Decoder:
@@ -17,8 +17,7 @@ def gemma3(config: Gemma3TextConfig) -> Decoder:
     """
     if config.use_bidirectional_attention:
         raise BadInput("This Gemma 3 model attends in both directions (an embedding model); potluck trains decoders.")
-    rotary = Gemma3RotaryEmbedding(config)
-    ropes = {kind: rope_of(rotary, kind) for kind in set(layer_types_of(config))}
+    ropes = {kind: rope_of(config, kind) for kind in set(layer_types_of(config))}
     layers = tuple(
         Layer(ropes[kind], config.sliding_window if kind == "sliding_attention" else None)
         for kind in layer_types_of(config)

@@ -1,12 +1,12 @@
 """Llama and the models built like it, SmolLM2 among them."""
 
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from potluck.models.families.decoder import Decoder, Layer, decoder, rope_of
+from potluck.models.families.decoder import Decoder, Layer, decoder
+from potluck.models.families.rope import rope_of
 
 
 def llama(config: LlamaConfig) -> Decoder:
     """How a Llama config is walked."""
-    rope = rope_of(LlamaRotaryEmbedding(config))
+    rope = rope_of(config)
     return decoder(config, (Layer(rope),) * config.num_hidden_layers)

@@ -1,12 +1,12 @@
 """Mistral: Llama with an optional sliding window in every block."""
 
 from transformers import MistralConfig
-from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 
-from potluck.models.families.decoder import Decoder, Layer, decoder, rope_of
+from potluck.models.families.decoder import Decoder, Layer, decoder
+from potluck.models.families.rope import rope_of
 
 
 def mistral(config: MistralConfig) -> Decoder:
     """How a Mistral config is walked."""
-    layer = Layer(rope_of(MistralRotaryEmbedding(config)), window=config.sliding_window)
+    layer = Layer(rope_of(config), window=config.sliding_window)
     return decoder(config, (layer,) * config.num_hidden_layers)

@@ -1,0 +1,45 @@
+"""Rotary angles, for every rope type transformers knows.
+
+Computed from the config by the functions transformers computes them with, but without its modelling code: importing
+that costs each device about 90 MiB.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from potluck.chain.attention import Rope
+
+_DEPEND_ON_LENGTH = ("dynamic", "longrope")
+
+
+def rope_of(config: PretrainedConfig, layer_type: str | None = None) -> Rope:
+    """Tables of ``cos`` and ``sin``; angles in float32, as in transformers, whatever the compute dtype.
+
+    ``layer_type`` names the blocks' kind in families with a rope for each.
+    """
+    parameters: dict[str, Any] = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    kind = parameters["rope_type"]
+
+    def frequencies(S: int) -> tuple[Tensor, float]:
+        if kind == "default":
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+            return 1.0 / (parameters["rope_theta"] ** exponents_F), 1.0
+        length = {"seq_len": S} if kind in _DEPEND_ON_LENGTH else {}
+        of_layer = {} if layer_type is None else {"layer_type": layer_type}
+        inverse_F, scale = ROPE_INIT_FUNCTIONS[kind](config, None, **length, **of_layer)
+        return inverse_F, scale
+
+    @lru_cache(maxsize=64)
+    def tables(S: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        inverse_F, scale = frequencies(S)
+        angles_SF = torch.arange(S, dtype=torch.float)[:, None] * inverse_F
+        angles_SK = torch.cat((angles_SF, angles_SF), dim=-1)
+        return (angles_SK.cos() * scale).to(dtype), (angles_SK.sin() * scale).to(dtype)
+
+    return tables
