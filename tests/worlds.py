@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from potluck.chain.comm import Comm, Listener, gloo_group
+from potluck.errors import DeviceLost
 
 T = TypeVar("T")
 
@@ -24,8 +25,12 @@ def run_world(
 
     def rank_body(rank: int) -> T:
         torch.set_num_threads(1)
-        group = gloo_group(store, rank, world_size, "127.0.0.1", timeout_s=60)
+        group = gloo_group(store, rank, world_size, "127.0.0.1", timeout_s=20)
         return body(Comm(group, wire=wire, listener=listener(rank) if listener else None))
 
     with ThreadPoolExecutor(world_size) as pool:
-        return [future.result() for future in [pool.submit(rank_body, rank) for rank in range(world_size)]]
+        futures = [pool.submit(rank_body, rank) for rank in range(world_size)]
+    causes = [error for future in futures if (error := future.exception()) and not isinstance(error, DeviceLost)]
+    if causes:
+        raise causes[0]  # and not what the other ranks say of it
+    return [future.result() for future in futures]

@@ -124,7 +124,8 @@ class Attention:
         """``[B, S, D]``: the partial sum of these heads' outputs."""
         B, S, _ = h_BSD.shape
         q_BSHK, k_BSGK, v_BSGK = (
-            y.view(B, S, y.shape[-1] // self.head_dim, self.head_dim) for y in self.qkv(h_BSD, at)
+            y.view(B, S, y.shape[-1] // self.head_dim, self.head_dim)
+            for y in self.qkv(h_BSD, at).split(self.qkv.sizes, -1)
         )
         if self.q_norm is not None and self.k_norm is not None:
             q_BSHK, k_BSGK = self.q_norm(q_BSHK).to(h_BSD.dtype), self.k_norm(k_BSGK).to(h_BSD.dtype)
@@ -138,8 +139,7 @@ class Attention:
             mask=self._mask(S),
         )
         H = y_BHSK.shape[1]
-        (p_BSD,) = self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
-        return p_BSD
+        return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
 
     def _mask(self, S: int) -> Tensor | None:
         """Rows are padded on the right, so causality alone hides the padding; only a short window needs a mask."""

@@ -49,19 +49,19 @@ class CutLinears:
     cut_input_of: int | None = None
     """The rank whose columns these are under a row cut; None where every device has the same whole input."""
 
-    def __call__(self, x_BSI: Tensor, at: At) -> tuple[Tensor, ...]:
-        """``[B, S, out]`` of each linear in the dtype of ``x``: its outputs here, or their partial sum."""
+    def __call__(self, x_BSI: Tensor, at: At) -> Tensor:
+        """``[B, S, sum(sizes)]`` in the dtype of ``x``: each linear's outputs here side by side, or partial sums."""
         if not self.adapters:
             parts = zip(self.weights_OI, self.biases_O, strict=True)
-            outputs = tuple(_linear(x_BSI, weight, bias) for weight, bias in parts)
-            return outputs if len(outputs) == len(self.sizes) else outputs[0].split(self.sizes, -1)
+            outputs = [_linear(x_BSI, weight, bias) for weight, bias in parts]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         (weight,), (bias,) = self.weights_OI, self.biases_O
         tensors = [tensor for part in self.adapters for tensor in (part.A_RI, part.B_OR)]
         starts = [part.start for part in self.adapters]
         y_BSO: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
             x_BSI, weight, bias, self.scale, self._kept(x_BSI, at), starts, *tensors
         )
-        return y_BSO.split(self.sizes, -1) if len(self.sizes) > 1 else (y_BSO,)
+        return y_BSO
 
     def _kept(self, x_BSI: Tensor, at: At) -> Tensor | None:
         """The dropout mask, scaled to keep the expected value."""

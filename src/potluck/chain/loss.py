@@ -64,7 +64,6 @@ class Targets:
 def cross_entropy(
     head: Head,
     h_halves: Sequence[Tensor],
-    positions_halves: Sequence[Tensor],
     targets: Targets | None,
     step_targets: int,
     comm: Comm,
@@ -73,8 +72,7 @@ def cross_entropy(
 
     Args:
         head: this device's rows.
-        h_halves: ``[B, S, D]`` normed last hidden states of each half in flight, equal on all devices.
-        positions_halves: for each half, int64 indices into its ``B * S`` positions.
+        h_halves: ``[1, N, D]`` normed last hidden states of each half's supervised positions, equal on all devices.
         targets: the owner's labels; None on every other device.
         step_targets: supervised positions of the step, over all micro-batches and devices.
         comm: the messages.
@@ -83,8 +81,8 @@ def cross_entropy(
         The owner's loss (0 elsewhere), and the gradient of each half's hidden states, equal on all devices.
     """
     supervised, partials, pairs = [], [], []
-    for h_BSD, positions_N in zip(h_halves, positions_halves, strict=True):
-        h_ND = h_BSD.flatten(0, 1)[positions_N]
+    for h_1ND in h_halves:
+        h_ND = h_1ND[0]
         m_N, s_N, g_ND = head.partial(h_ND)
         supervised.append(h_ND)
         partials.append((m_N, g_ND))
@@ -99,11 +97,7 @@ def cross_entropy(
             ids_N = targets.ids_halves[j]
             loss += (log_Z_N - _take_targets(head, supervised[j], ids_N, targets.rows, g_ND)).sum()
         messages.append(comm.all_reduce(g_ND.div_(step_targets)))
-    gradients = []
-    for h_BSD, positions_N, message in zip(h_halves, positions_halves, messages, strict=True):
-        g_BSD = torch.zeros_like(h_BSD)
-        g_BSD.view(-1, h_BSD.shape[-1])[positions_N] = message.wait().to(h_BSD.dtype)
-        gradients.append(g_BSD)
+    gradients = [message.wait().to(h.dtype)[None] for h, message in zip(h_halves, messages, strict=True)]
     return loss / step_targets, gradients
 
 

@@ -21,26 +21,29 @@ class GatedMlp:
 
     def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
         """``[B, S, D]``: the partial sum of these columns' outputs."""
-        gate_BSF, up_BSF = self.gate_up(h_BSD, at)
-        gated_BSF: Tensor = _Gated.apply(gate_BSF, up_BSF, self.activation)  # type: ignore[no-untyped-call]
-        (p_BSD,) = self.down(gated_BSF, at)
-        return p_BSD
+        gated_BSF: Tensor = _Gated.apply(self.gate_up(h_BSD, at), self.activation)  # type: ignore[no-untyped-call]
+        return self.down(gated_BSF, at)
 
 
 class _Gated(torch.autograd.Function):
-    """``act(gate) * up``; keeps the two inputs and computes the activation again in the backward."""
+    """``act(gate) * up`` of the two side by side; keeps them alone and computes the activation again."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.save_for_backward(gate, up)
+    def forward(ctx: Any, gate_up_BS2F: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(gate_up_BS2F)
         ctx.activation = activation
+        gate, up = gate_up_BS2F.chunk(2, -1)
         return activation(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gate, up = ctx.saved_tensors
+        (gate_up_BS2F,) = ctx.saved_tensors
+        gate, up = gate_up_BS2F.chunk(2, -1)
         with torch.enable_grad():
             leaf = gate.detach().requires_grad_()
             activated = ctx.activation(leaf)
-        (dgate,) = torch.autograd.grad(activated, leaf, gradients[0] * up)
-        return dgate, activated.detach().mul_(gradients[0]), None
+        found = torch.empty_like(gate_up_BS2F)
+        dgate, dup = found.chunk(2, -1)
+        torch.mul(gradients[0], activated.detach(), out=dup)
+        dgate.copy_(torch.autograd.grad(activated, leaf, gradients[0] * up)[0])
+        return found, None

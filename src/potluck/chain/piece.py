@@ -67,6 +67,9 @@ class Chain:
 
     links: tuple[Link, ...]
     last: Replicated
+    pointwise_from: int
+    """From this link on, no position looks at another (there is no attention any more), so that only supervised
+    positions need to be walked; ``len(links)`` where just the last piece is so."""
     last_trained: tuple[Trained, ...] = ()
 
     @property

@@ -41,16 +41,32 @@ class Tape:
     """What the forward walk of one half leaves for its backward walk: a visit a link from the lowest trained one up."""
 
     at: At
+    supervised_N: Tensor
+    shape_BSD: torch.Size
     visits: list[Visit]
     last: Visit
 
+    def spread(self, gradient_1ND: Tensor) -> Tensor:
+        """``[B, S, D]`` from a gradient of the supervised positions; 0 elsewhere."""
+        spread_BSD = gradient_1ND.new_zeros(self.shape_BSD)
+        spread_BSD.view(-1, self.shape_BSD[-1])[self.supervised_N] = gradient_1ND[0]
+        return spread_BSD
+
 
 def forward(
-    chain: Chain, x_halves: Sequence[Tensor], ats: Sequence[At], comm: Comm, *, checkpointing: bool = False
+    chain: Chain,
+    x_halves: Sequence[Tensor],
+    supervised_halves: Sequence[Tensor],
+    ats: Sequence[At],
+    comm: Comm,
+    *,
+    checkpointing: bool = False,
 ) -> tuple[list[Tensor], list[Tape]]:
     """Walk the chain with ``x_halves`` (``[B, S, D]`` each) in flight.
 
-    Returns each half's normed last hidden states (detached) and its tape.
+    ``supervised_halves`` are int64 indices into each half's ``B * S`` positions: the others are dropped as soon as
+    nothing looks at them any more. Returns each half's normed last hidden states ``[1, N, D]`` of these positions
+    (detached), and its tape.
     """
     lowest = chain.lowest_trained
     halves = range(len(x_halves))
@@ -61,6 +77,9 @@ def forward(
         for j in halves:
             message = messages[j]
             r = message.wait() if message else None
+            if k == chain.pointwise_from:
+                xs[j] = _kept(xs[j], supervised_halves[j])
+                r = None if r is None else _kept(r, supervised_halves[j])
             if k < lowest or checkpointing:
                 visit, p, x = _passed(link, xs[j], r, ats[j])
             else:
@@ -76,11 +95,14 @@ def forward(
     for j in halves:
         message = messages[j]
         r = message.wait() if message else None
+        if chain.pointwise_from == len(chain.links):
+            xs[j] = _kept(xs[j], supervised_halves[j])
+            r = None if r is None else _kept(r, supervised_halves[j])
         with torch.set_grad_enabled(lowest < len(chain.links) or bool(chain.last_trained)):
             last = Visit(_leaf(xs[j], lowest < len(chain.links)), _optional_leaf(r, lowest < len(chain.links)))
             _, last.h_out = chain.last(last.x_in, last.r_in, ats[j])
         hidden.append(last.h_out.detach())
-        tapes.append(Tape(ats[j], visits[j], last))
+        tapes.append(Tape(ats[j], supervised_halves[j], x_halves[j].shape, visits[j], last))
     return hidden, tapes
 
 
@@ -99,7 +121,10 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
         for j in halves:
             message = messages[j]
             h_grad = message.wait() if message else h_grads[j]
-            r_grad, x_grads[j] = _back_through_replicated(above[j], x_grads[j], h_grad)
+            r_grad, x_grad = _back_through_replicated(above[j], x_grads[j], h_grad)
+            if k + 1 == chain.pointwise_from:
+                r_grad, x_grad = tapes[j].spread(r_grad), tapes[j].spread(x_grad)
+            x_grads[j] = x_grad
             visit = tapes[j].visits[k - lowest]
             if visit.p is None:
                 visit = _recorded(link, visit.x_in, visit.r_in, tapes[j].at, below=k > lowest)
@@ -125,6 +150,11 @@ def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 def _optional_leaf(tensor: Tensor | None, requires_grad: bool) -> Tensor | None:
     return None if tensor is None else _leaf(tensor, requires_grad)
+
+
+def _kept(tensor_BSD: Tensor, supervised_N: Tensor) -> Tensor:
+    """``[1, N, D]``: these positions alone."""
+    return tensor_BSD.flatten(0, 1).index_select(0, supervised_N)[None]
 
 
 def _passed(link: Link, x: Tensor, r: Tensor | None, at: At) -> tuple[Visit, Tensor, Tensor]:

@@ -106,7 +106,7 @@ class _Builder:
             links.append(self._link(before, partial(self._mlp, i)))
             sum_of, norm_of_sum = f"{at}.mlp.down_proj", mlp_sum_norm
         last = self._add_norm("model.norm", sum_of, norm_of_sum)
-        return Chain(tuple(links), last, self.cutter.taken())
+        return Chain(tuple(links), last, len(links) - 1, self.cutter.taken())
 
     def _link(self, replicated: Replicated, sharded: Callable[[], Sharded]) -> Link:
         replicated_trained = self.cutter.taken()

@@ -85,12 +85,13 @@ def sum_partial(held: Sequence[Held], comm: Comm) -> None:
 
 def squared_norm(held: Sequence[Held], rank: int) -> Tensor:
     """This rank's term of the squared gradient norm, float64: every element of the model is counted by one rank."""
-    total = torch.zeros((), dtype=torch.float64)
-    for h in held:
-        gradient = h.trained.local.grad
-        if gradient is None or h.home not in (None, rank):
-            continue
-        total += gradient.double().pow(2).sum()
+    counted = [h for h in held if h.home in (None, rank) and h.trained.local.numel()]
+    if not counted:
+        return torch.zeros((), dtype=torch.float64)
+    norms = torch._foreach_norm([_gradient(h.trained) for h in counted])
+    total = torch.stack(norms).double().square().sum()
+    for h in counted:
+        gradient = _gradient(h.trained)
         others = [local for i, local in h.mine if (i, local) not in set(h.first)]
         if others and h.trained.dim is not None:
             total -= gradient.movedim(h.trained.dim, 0)[others].double().pow(2).sum()

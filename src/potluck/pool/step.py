@@ -158,11 +158,12 @@ class Stepper:
                 )
                 for half in halves
             ]
-            hidden, tapes = forward(part.chain, streams, ats, comm, checkpointing=self.settings.checkpointing)
+            supervised = [half.positions_N for half in halves]
+            checkpointing = self.settings.checkpointing
+            hidden, tapes = forward(part.chain, streams, supervised, ats, comm, checkpointing=checkpointing)
             labels = [half.targets_N for half in halves if half.targets_N is not None]
             targets = Targets(labels, part.target_rows) if batches is not None else None
-            positions = [half.positions_N for half in halves]
-            loss, gradients = cross_entropy(part.head, hidden, positions, targets, step_targets, comm)
+            loss, gradients = cross_entropy(part.head, hidden, targets, step_targets, comm)
             backward(part.chain, tapes, gradients, comm)
             total += loss.double()
         return total

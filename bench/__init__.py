@@ -1,0 +1,1 @@
+"""Drivers of the figures in RESULTS.md; each prints one JSON object as its last line."""
