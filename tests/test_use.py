@@ -7,7 +7,8 @@ import pytest
 
 from potluck.errors import BadInput
 from potluck.job import Data, Job, dump_job
-from potluck.use import generate, merge_result, open_result
+from potluck.use import evaluate_result, generate, merge_result, open_result
+from word_model import save_word_model
 
 
 def test_no_directory(tmp_path: Path) -> None:
@@ -56,3 +57,29 @@ def test_a_broken_job_beside_a_result(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model: [")
     with pytest.raises(BadInput, match=r"job\.yaml is not YAML"):
         generate(tmp_path, ["hello"])
+
+
+def test_directories_may_be_strings(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    with pytest.raises(BadInput, match="There is no directory"):
+        evaluate_result(missing, ["a.jsonl"])
+    with pytest.raises(BadInput, match="There is no directory"):
+        merge_result(missing, str(tmp_path / "merged"))
+
+
+def test_one_string_is_not_a_list_of_characters(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="list of prompts"):
+        generate(tmp_path, "hello")
+    with pytest.raises(TypeError, match="list of sources"):
+        evaluate_result(tmp_path, "a.jsonl")
+
+
+def test_a_template_of_the_jobs_own_comes_from_the_adapter(tmp_path: Path) -> None:
+    model, adapter = save_word_model(tmp_path / "model"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(model)}))
+    data = Data(train=["a.jsonl"], format="messages", template=str(tmp_path / "gone.jinja"))
+    (adapter / "job.yaml").write_text(dump_job(Job(model="m", data=data, output=adapter)))
+    assert open_result(adapter).data.template == data.template
+    (adapter / "chat_template.jinja").write_text("{{ messages }}")
+    assert open_result(adapter).data.template == str(adapter / "chat_template.jinja")

@@ -4,6 +4,8 @@ A job is YAML read into :class:`Job`; the resolved job (every default filled in)
 ``potluck tune OUT/job.yaml`` repeats the run.
 """
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,8 +21,12 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _spelt(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(_Strict):
@@ -77,7 +83,7 @@ class Job(_Strict):
     strategy: Literal["auto", "single", "tensor", "tensor-uniform"] = "auto"
     """``tensor``: shares as ``devices`` or ``shares`` say; ``tensor-uniform``: even shares; ``single``: one device,
     no messages; ``auto``: ``single`` for one device, ``tensor`` for more."""
-    devices: str = "1"
+    devices: Annotated[str, BeforeValidator(_spelt)] = "1"
     """How many local devices (``3``), or their shares (``3:2:1``)."""
     shares: Shares | None = None
     data_stays: bool = True
@@ -113,17 +119,42 @@ class Job(_Strict):
     def _consistent(self) -> Self:
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             raise ValueError(f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}")
+        for source in self._replaced_sources():
+            raise ValueError(
+                f"output {self.output} is or holds {source}, which --overwrite would delete: name another directory"
+            )
         return self
 
+    def _replaced_sources(self) -> Iterator[str]:
+        """What the job reads and would delete to make room for its result."""
+        if self.overwrite:
+            output = self.output.resolve()
+            template = [] if self.data.template in ("auto", "chatml") else [self.data.template]
+            for source in (self.model, *self.data.train, *self.data.eval, *template):
+                path = Path(source).expanduser()
+                if path.exists() and path.resolve().is_relative_to(output):
+                    yield source
 
-def load_job(path: Path) -> Job:
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which ``3:2:1`` are shares; YAML 1.1 takes them for a number in base 60."""
+
+
+_RATIO = ("tag:yaml.org,2002:str", re.compile(r"[\d.]+(:[\d.]+)+"))
+_Loader.yaml_implicit_resolvers = {
+    first: [_RATIO, *resolvers] for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_job(path: Path | str) -> Job:
     """Read a job file.
 
     Raises:
         BadInput: the file is missing, is not YAML, or a field is unknown or has a value it cannot have.
     """
+    path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)
     except FileNotFoundError:
         raise BadInput(f"There is no job file at {path}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -149,5 +180,6 @@ def parse_job(content: dict[str, object], where: str = "job") -> Job:
 
 
 def dump_job(job: Job) -> str:
-    """The resolved job as YAML."""
-    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved job as YAML, without leave to overwrite: that is given anew each time."""
+    content = job.model_dump(mode="json", exclude={"overwrite"})
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

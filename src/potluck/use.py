@@ -9,6 +9,7 @@ import torch
 
 from potluck.errors import BadInput
 from potluck.job import Data, Format, load_job
+from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
 from potluck.models.families import read_config
 from potluck.models.merge import merge
@@ -50,6 +51,9 @@ def open_result(directory: Path) -> Trained:
     data = load_job(job_file).data if job_file.exists() else Data(train=["-"], format="prompt")
     adapter_config = directory / "adapter_config.json"
     if adapter_config.exists():
+        own_template = directory / TEMPLATE_FILE
+        if data.template not in ("auto", "chatml") and own_template.is_file():
+            data = data.model_copy(update={"template": str(own_template)})  # what it was copied from may be gone
         return Trained(base=resolve(_base_of(adapter_config)), adapter=directory, data=data)
     if (directory / "config.json").exists():
         return Trained(base=directory, adapter=None, data=data)
@@ -79,7 +83,10 @@ def generate(
 
     Raises:
         BadInput: the result or its base model cannot be used, or the format is not known.
+        TypeError: ``prompts`` is one string.
     """
+    if isinstance(prompts, str):
+        raise TypeError("prompts is one string; give a list of prompts")
     trained = open_result(Path(directory))
     data = trained.data if format == "auto" else trained.data.model_copy(update={"format": format})
     return answer(trained.base, trained.adapter, data, prompts, max_new_tokens=max_new_tokens)
@@ -101,7 +108,7 @@ def answer(
 
 
 def evaluate_result(
-    directory: Path, data: Sequence[str], *, progress: Callable[[int, int], None] | None = None
+    directory: Path | str, data: Sequence[str], *, progress: Callable[[int, int], None] | None = None
 ) -> tuple[Scores | None, Scores]:
     """Score a result on examples, and what it was made from: ``(before, after)``.
 
@@ -109,8 +116,11 @@ def evaluate_result(
 
     Raises:
         BadInput: the result or the data cannot be used.
+        TypeError: ``data`` is one string.
     """
-    trained = open_result(directory)
+    if isinstance(data, str):
+        raise TypeError("data is one string; give a list of sources")
+    trained = open_result(Path(directory))
     examples = encode_for(trained.base, read_rows(data, "auto"), trained.data)
     dtype = inference_dtype(trained.base)
     after = score(trained.base, trained.adapter, examples, dtype, progress=progress)
@@ -118,17 +128,17 @@ def evaluate_result(
     return before, after
 
 
-def merge_result(directory: Path, output: Path, *, overwrite: bool = False) -> None:
+def merge_result(directory: Path | str, output: Path | str, *, overwrite: bool = False) -> None:
     """Write an adapter and its base model as one plain checkpoint.
 
     Raises:
         BadInput: there is no adapter, its base model cannot be found, or ``output`` is not empty.
         SaveFailed: the checkpoint could not be written; what stood there before is untouched.
     """
-    trained = open_result(directory)
+    trained = open_result(Path(directory))
     if trained.adapter is None:
         raise BadInput(f"{directory} is a plain checkpoint already: there is no adapter to merge.")
-    merge(trained.adapter, trained.base, output, overwrite)
+    merge(trained.adapter, trained.base, Path(output), overwrite, along=[JOB_FILE])  # how prompts are written
 
 
 def score(

@@ -178,4 +178,4 @@ def test_a_peer_that_ends_is_noticed_by_all_others(send: str) -> None:
             exchange(comm)
         return time.monotonic() - start
 
-    assert max(run_world(3, body)) < 2
+    assert max(run_world(3, body, ranks_end=True)) < 2

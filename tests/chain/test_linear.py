@@ -50,7 +50,7 @@ def adapter_tensors(adapted: Sequence[int], sizes: tuple[int, ...] = SIZES) -> l
 def test_gradients(adapted: tuple[int, ...], bias: bool, dropout: float) -> None:
     x_BSI = random(2, 3, I, seed=1).requires_grad_()
 
-    def outputs(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def outputs(x: Tensor, *tensors: Tensor) -> Tensor:
         return group(adapted, tensors, bias=bias, dropout=dropout)(x, HERE)
 
     assert torch.autograd.gradcheck(outputs, (x_BSI, *adapter_tensors(adapted)))
@@ -58,7 +58,7 @@ def test_gradients(adapted: tuple[int, ...], bias: bool, dropout: float) -> None
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_gradients_of_one_linear_alone(dropout: float) -> None:
-    def outputs(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def outputs(x: Tensor, *tensors: Tensor) -> Tensor:
         return group((0,), tensors, sizes=(5,), bias=False, dropout=dropout)(x, HERE)
 
     x_BSI = random(2, 3, I, seed=1).requires_grad_()
@@ -78,9 +78,10 @@ def test_each_output_is_its_own_linear_with_its_own_adapter(
     tensors = adapter_tensors(adapted, sizes)
     linears = group(adapted, tensors, sizes=sizes, bias=bias, dropout=0.0)
     x_BSI = random(2, 3, I, seed=1)
-    outputs = linears(x_BSI, HERE)
-    assert len(outputs) == len(sizes)
-    for i, (y_BSO, W_OI) in enumerate(zip(outputs, linears.weights_OI[0].split(sizes), strict=True)):
+    outputs_BSO = linears(x_BSI, HERE)
+    assert outputs_BSO.shape == (2, 3, sum(sizes))
+    rows_of_each = zip(outputs_BSO.split(sizes, -1), linears.weights_OI[0].split(sizes), strict=True)
+    for i, (y_BSO, W_OI) in enumerate(rows_of_each):
         expected = x_BSI @ W_OI.T
         bias_O = linears.biases_O[0]
         if bias_O is not None:
@@ -93,8 +94,7 @@ def test_each_output_is_its_own_linear_with_its_own_adapter(
 
 def test_a_frozen_input_gets_no_gradient_and_adapters_do() -> None:
     tensors = adapter_tensors((0, 1, 2))
-    outputs = group((0, 1, 2), tensors, bias=True, dropout=0.0)(random(2, 3, I, seed=1), HERE)
-    torch.cat(outputs, -1).sum().backward()
+    group((0, 1, 2), tensors, bias=True, dropout=0.0)(random(2, 3, I, seed=1), HERE).sum().backward()
     assert all(tensor.grad is not None and tensor.grad.abs().sum() > 0 for tensor in tensors)
 
 
@@ -103,17 +103,19 @@ def test_trained_linears_of_a_group_have_gradients_of_their_own() -> None:
     biases = tuple(random(size, seed=9 + i).requires_grad_() for i, size in enumerate(SIZES))
     x_BSI = random(2, 3, I, seed=1).requires_grad_()
 
-    def outputs(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def outputs(x: Tensor, *tensors: Tensor) -> Tensor:
         return CutLinears("q", tensors[:3], tensors[3:], SIZES)(x, HERE)
 
     assert torch.autograd.gradcheck(outputs, (x_BSI, *weights, *biases))
+    apart = [x_BSI @ weight.T + bias for weight, bias in zip(weights, biases, strict=True)]
+    assert torch.allclose(outputs(x_BSI, *weights, *biases), torch.cat(apart, -1), rtol=1e-12, atol=1e-12)
 
 
 def test_no_rows_give_empty_outputs_and_zero_gradients() -> None:
     A_RI, B_OR = random(R, I, seed=1).requires_grad_(), torch.zeros(0, R, dtype=torch.float64, requires_grad=True)
     linears = CutLinears("q", (torch.zeros(0, I, dtype=torch.float64),), (None,), (0,), (LoraPart(A_RI, B_OR, 0),))
     x_BSI = random(2, 3, I, seed=1).requires_grad_()
-    (y_BSO,) = linears(x_BSI, HERE)
+    y_BSO = linears(x_BSI, HERE)
     assert y_BSO.shape == (2, 3, 0)
     y_BSO.sum().backward()
     assert x_BSI.grad is not None
@@ -125,7 +127,7 @@ def test_no_rows_give_empty_outputs_and_zero_gradients() -> None:
 def test_no_columns_give_a_zero_partial_sum() -> None:
     A_RI, B_OR = torch.zeros(R, 0, dtype=torch.float64, requires_grad=True), random(5, R, seed=2).requires_grad_()
     linears = CutLinears("o", (torch.zeros(5, 0, dtype=torch.float64),), (None,), (5,), (LoraPart(A_RI, B_OR, 0),))
-    (y_BSO,) = linears(torch.zeros(2, 3, 0, dtype=torch.float64, requires_grad=True), HERE)
+    y_BSO = linears(torch.zeros(2, 3, 0, dtype=torch.float64, requires_grad=True), HERE)
     assert torch.equal(y_BSO, torch.zeros(2, 3, 5, dtype=torch.float64))
     y_BSO.sum().backward()
     assert B_OR.grad is not None
@@ -136,7 +138,7 @@ def test_bfloat16_outputs_and_float32_gradients_of_float32_adapters() -> None:
     A_RI, B_OR = (t.detach().float().requires_grad_() for t in adapter_tensors((0,), (5,)))
     W_OI = random(5, I, seed=5).bfloat16()
     linears = CutLinears("q", (W_OI,), (None,), (5,), (LoraPart(A_RI, B_OR, 0),))
-    (y_BSO,) = linears(random(2, 3, I, seed=1).bfloat16(), HERE)
+    y_BSO = linears(random(2, 3, I, seed=1).bfloat16(), HERE)
     assert y_BSO.dtype == torch.bfloat16
     y_BSO.sum().backward()
     assert A_RI.grad is not None

@@ -19,6 +19,11 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def selected(h_BSD: Tensor, positions: Sequence[int]) -> Tensor:
+    """``[1, N, D]``: these of the ``B * S`` positions."""
+    return h_BSD.flatten(0, 1)[list(positions)][None]
+
+
 def check(
     rows: Sequence[int],
     halves: Sequence[tuple[int, int, list[int]]],
@@ -35,9 +40,9 @@ def check(
     W_VD = random(V, D, seed=seed) * spread
     starts = [0, *itertools.accumulate(rows)]
     hs = [random(B, S, D, seed=seed + 1 + j) for j, (B, S, _) in enumerate(halves)]
-    positions = [torch.tensor(chosen, dtype=torch.long) for _, _, chosen in halves]
+    positions = [chosen for _, _, chosen in halves]
     generator = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(0, V, chosen.shape, generator=generator) for chosen in positions]
+    ids = [torch.randint(0, V, (len(chosen),), generator=generator) for chosen in positions]
 
     leaves = [h.clone().requires_grad_() for h in hs]
     expected = torch.zeros((), dtype=torch.float64)
@@ -51,12 +56,15 @@ def check(
     def body(comm: Comm) -> tuple[Tensor, list[Tensor]]:
         head = Head(W_VD[starts[comm.rank] : starts[comm.rank + 1]], softcap, chunk_bytes)
         targets = Targets(ids, lambda wanted: W_VD[wanted]) if comm.rank == 0 else None
-        return cross_entropy(head, hs, positions, targets, step_targets, comm)
+        return cross_entropy(
+            head, [selected(h, n) for h, n in zip(hs, positions, strict=True)], targets, step_targets, comm
+        )
 
     for rank, (loss, gradients) in enumerate(run_world(len(rows), body)):
         assert abs(float(loss) - (float(expected.detach()) if rank == 0 else 0.0)) < 1e-10
-        for gradient, leaf in zip(gradients, leaves, strict=True):
-            reference = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for gradient, leaf, chosen in zip(gradients, leaves, positions, strict=True):
+            reference = selected(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, chosen)
+            assert gradient.shape == reference.shape == (1, len(chosen), D)
             assert torch.allclose(gradient, reference, rtol=1e-10, atol=1e-10)
 
 
@@ -102,13 +110,13 @@ def test_alone_it_needs_no_messages() -> None:
     W_VD, h_BSD = random(7, 4, seed=0), random(1, 3, 4, seed=1)
     ids_N = torch.tensor([2, 6])
     targets = Targets([ids_N], lambda wanted: W_VD[wanted])
-    loss, (gradient,) = cross_entropy(Head(W_VD), [h_BSD], [torch.tensor([0, 2])], targets, 2, Comm())
+    loss, (gradient,) = cross_entropy(Head(W_VD), [selected(h_BSD, [0, 2])], targets, 2, Comm())
     leaf = h_BSD.clone().requires_grad_()
     expected = F.cross_entropy(leaf[0, [0, 2]] @ W_VD.T, ids_N)
     expected.backward()
     assert leaf.grad is not None
     assert torch.allclose(loss, expected.detach(), atol=1e-12)
-    assert torch.allclose(gradient, leaf.grad, atol=1e-12)
+    assert torch.allclose(gradient, selected(leaf.grad, [0, 2]), atol=1e-12)
 
 
 def test_a_sure_answer_in_bfloat16_costs_nothing_and_pulls_nowhere() -> None:
@@ -116,9 +124,9 @@ def test_a_sure_answer_in_bfloat16_costs_nothing_and_pulls_nowhere() -> None:
     V, D = 200, 256
     W_VD = (random(V, D, seed=0) * 0.2).bfloat16()
     ids_N = torch.arange(V)
-    h_BSD = (4 * W_VD[ids_N])[None]
+    h_1ND = (4 * W_VD[ids_N])[None]
     targets = Targets([ids_N], lambda wanted: W_VD[wanted])
-    loss, (gradient,) = cross_entropy(Head(W_VD), [h_BSD], [torch.arange(V)], targets, V, Comm())
-    assert float((h_BSD[0] * W_VD[ids_N]).sum(-1).min()) > 20
+    loss, (gradient,) = cross_entropy(Head(W_VD), [h_1ND], targets, V, Comm())
+    assert float((h_1ND[0] * W_VD[ids_N]).sum(-1).min()) > 20
     assert abs(float(loss)) < 1e-3
     assert gradient.abs().max() < 1e-6

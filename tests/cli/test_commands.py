@@ -61,6 +61,7 @@ def test_tune_generate_eval_merge(
     merged = potluck_json("merge", str(tmp_path / "out"), str(tmp_path / "merged"))
     assert merged == {"model": str(tmp_path / "merged")}
     AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert (tmp_path / "merged" / "job.yaml").read_bytes() == (tmp_path / "out" / "job.yaml").read_bytes()
     scores = potluck_json("eval", str(tmp_path / "merged"), str(tmp_path / "data.jsonl"))
     assert scores["before"] is None
     assert scores["after"]["accuracy"] == 1.0

@@ -77,6 +77,15 @@ def test_what_lies_beside_the_weights_is_copied(tmp_path: Path) -> None:
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "the job's own"
 
 
+def test_files_of_the_adapters_come_along(tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", ["q_proj"])
+    (adapter / "job.yaml").write_text("seed: 7")
+    merge(adapter, base, tmp_path / "merged", overwrite=False, along=["job.yaml", "none.txt"])
+    assert (tmp_path / "merged" / "job.yaml").read_text() == "seed: 7"
+    assert not (tmp_path / "merged" / "none.txt").exists()
+
+
 def test_what_cannot_be_merged_is_said_and_nothing_written(tmp_path: Path) -> None:
     base = save_tiny(tmp_path / "base")
     output = tmp_path / "merged"

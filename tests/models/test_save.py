@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_models import save_tiny, tiny_llama
 from transformers import AutoModelForCausalLM
 
-from potluck.errors import BadInput, SaveFailed
+from potluck.errors import BadInput, PotluckError, SaveFailed
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.save import CheckpointWriter, check_output, replace_directory
 
@@ -215,3 +215,30 @@ def test_transformers_loads_the_shards(tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "device-0: SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
+        "device-0: OSError: [Errno 28] No space left on device: 'config.json'",
+    ],
+)
+def test_a_device_that_finds_the_disk_full(told: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("kept")
+    with (
+        pytest.raises(SaveFailed, match="out could not be saved: the disk is full"),
+        replace_directory(tmp_path / "out", overwrite=True),
+    ):
+        raise PotluckError(told)
+    assert [file.name for file in tmp_path.rglob("*")] == ["out", "old"]
+
+
+def test_other_faults_of_a_device_are_told_as_they_are(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PotluckError, match="the loss is not finite") as raised,
+        replace_directory(tmp_path / "out", overwrite=False),
+    ):
+        raise PotluckError("device-0: the loss is not finite")
+    assert not isinstance(raised.value, SaveFailed)

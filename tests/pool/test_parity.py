@@ -43,6 +43,7 @@ class Models:
         self.root = root
         self.directory = cache(self._directory)
         self.plain = cache(self._plain)
+        self.checkpoint = cache(lambda family, tied: Checkpoint.open(self.directory(family, tied)))
 
     def _directory(self, family: str, tied: bool) -> Path:
         path = self.root / f"{family}-{tied}"
@@ -87,7 +88,6 @@ def check_parity(
     messages: bool = True,
 ) -> None:
     plain = models.plain(family, tied, None if targets is None else tuple(targets))
-    directory = models.directory(family, tied)
     cfg = config(family, tie_word_embeddings=tied)
     plan: list[Share] = shares(cfg, *counts)
     lora = None if targets is None else Lora(rank=4, alpha=8, targets=list(targets))
@@ -99,7 +99,7 @@ def check_parity(
         half_batches=half_batches,
         checkpointing=checkpointing,
     )
-    checkpoint = Checkpoint.open(directory)
+    checkpoint = models.checkpoint(family, tied)
 
     def body(comm: Comm) -> None:
         part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, lora=lora, seed=0)

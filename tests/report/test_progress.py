@@ -45,6 +45,11 @@ def test_shares_of_the_time_and_tokens_per_second() -> None:
     )
 
 
+def test_shares_of_the_time_are_of_the_devices_own() -> None:
+    early = step(1) | {"devices": [{"compute_s": 0.3, "wait_s": 0.6, "transfer_s": 0.1}]}
+    assert describe([early]).endswith("busy/waiting 30%/60%")
+
+
 def test_the_plan_is_shown_once_every_device_has_loaded() -> None:
     text, live = shown(terminal=False)
     with live:

@@ -13,27 +13,32 @@ comes to its next link: while one half's message travels, the other half compute
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from potluck.chain.comm import Comm, Message
-from potluck.chain.piece import At, Chain, Link
+from potluck.chain.piece import At, Chain, Link, Replicated
 
 
 @dataclass
 class Visit:
-    """One link as one half walked it: leaves and outputs of the graphs of its two pieces.
+    """One link as one half walked it: the ends of the graphs of its two pieces.
 
-    When recomputing, only ``x_in`` and ``r_in`` are kept and the rest is made again in the backward walk.
+    Inputs are places that take a gradient, outputs are edges of a graph: neither keeps a tensor in memory that no
+    piece has kept for its own backward. When recomputing, only the contents of ``x`` and ``r`` are kept, and the rest
+    is made again in the backward walk.
     """
 
-    x_in: Tensor
-    r_in: Tensor | None
-    x_out: Tensor | None = None
-    h_out: Tensor | None = None
+    x_in: Tensor | None = None
+    r_in: Tensor | None = None
     h_in: Tensor | None = None
-    p: Tensor | None = None
+    x_out: GradientEdge | None = None
+    h_out: GradientEdge | None = None
+    p: GradientEdge | None = None
+    contents: tuple[Tensor, Tensor | None] | None = None
 
 
 @dataclass
@@ -73,35 +78,31 @@ def forward(
     xs = [x.detach() for x in x_halves]
     visits: list[list[Visit]] = [[] for _ in halves]
     messages: list[Message | None] = [None for _ in halves]
+
+    def arrived(k: int, j: int) -> Tensor | None:
+        message = messages[j]
+        r = message.wait() if message else None
+        if k == chain.pointwise_from:
+            xs[j] = _kept(xs[j], supervised_halves[j])
+            r = None if r is None else _kept(r, supervised_halves[j])
+        return r
+
     for k, link in enumerate(chain.links):
         for j in halves:
-            message = messages[j]
-            r = message.wait() if message else None
-            if k == chain.pointwise_from:
-                xs[j] = _kept(xs[j], supervised_halves[j])
-                r = None if r is None else _kept(r, supervised_halves[j])
+            r = arrived(k, j)
             if k < lowest or checkpointing:
-                visit, p, x = _passed(link, xs[j], r, ats[j])
+                visit, x, p = _passed(link, xs[j], r, ats[j])
             else:
-                visit = _recorded(link, xs[j], r, ats[j], below=k > lowest)
-                assert visit.p is not None
-                assert visit.x_out is not None
-                p, x = visit.p.detach(), visit.x_out.detach()
+                visit, x, p = _recorded(link, xs[j], r, ats[j], below=k > lowest)
             if k >= lowest:
                 visits[j].append(visit)
             messages[j] = comm.all_reduce(p)
             xs[j] = x
     hidden, tapes = [], []
     for j in halves:
-        message = messages[j]
-        r = message.wait() if message else None
-        if chain.pointwise_from == len(chain.links):
-            xs[j] = _kept(xs[j], supervised_halves[j])
-            r = None if r is None else _kept(r, supervised_halves[j])
-        with torch.set_grad_enabled(lowest < len(chain.links) or bool(chain.last_trained)):
-            last = Visit(_leaf(xs[j], lowest < len(chain.links)), _optional_leaf(r, lowest < len(chain.links)))
-            _, last.h_out = chain.last(last.x_in, last.r_in, ats[j])
-        hidden.append(last.h_out.detach())
+        r = arrived(len(chain.links), j)
+        last, h = _recorded_last(chain, xs[j], r, ats[j], below=lowest < len(chain.links))
+        hidden.append(h)
         tapes.append(Tape(ats[j], supervised_halves[j], x_halves[j].shape, visits[j], last))
     return hidden, tapes
 
@@ -125,16 +126,13 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
             if k + 1 == chain.pointwise_from:
                 r_grad, x_grad = tapes[j].spread(r_grad), tapes[j].spread(x_grad)
             x_grads[j] = x_grad
-            visit = tapes[j].visits[k - lowest]
-            if visit.p is None:
-                visit = _recorded(link, visit.x_in, visit.r_in, tapes[j].at, below=k > lowest)
-            assert visit.p is not None
-            assert visit.h_in is not None
-            if visit.p.requires_grad:
-                torch.autograd.backward(visit.p, r_grad.to(visit.p.dtype))
-            visit.p = None
-            messages[j] = comm.all_reduce(_gradient(visit.h_in)) if visit.h_in.requires_grad else None
-            tapes[j].visits[k - lowest] = above[j] = visit
+            visit = tapes[j].visits.pop()
+            if visit.contents is not None:
+                visit, _, _ = _recorded(link, *visit.contents, tapes[j].at, below=k > lowest)
+            if visit.p is not None:
+                _backward(visit.p, r_grad)
+            messages[j] = None if visit.h_in is None else comm.all_reduce(_gradient(visit.h_in))
+            above[j] = visit
     for j in halves:
         message = messages[j]
         if lowest == len(chain.links):
@@ -144,49 +142,86 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
             _back_through_replicated(above[j], x_grads[j], message.wait())
 
 
-def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    return tensor.detach().requires_grad_(requires_grad)
-
-
-def _optional_leaf(tensor: Tensor | None, requires_grad: bool) -> Tensor | None:
-    return None if tensor is None else _leaf(tensor, requires_grad)
-
-
 def _kept(tensor_BSD: Tensor, supervised_N: Tensor) -> Tensor:
     """``[1, N, D]``: these positions alone."""
     return tensor_BSD.flatten(0, 1).index_select(0, supervised_N)[None]
 
 
+class _Enter(torch.autograd.Function):
+    """Lets a tensor into a graph by way of a place that takes its gradient, without keeping the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, place: Tensor, content: Tensor) -> Tensor:
+        return content.view_as(content)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+def _enter(content: Tensor, wanted: bool) -> tuple[Tensor | None, Tensor]:
+    """A place for the gradient of ``content`` if it is ``wanted``, and ``content`` as the graph's input."""
+    if not wanted:
+        return None, content
+    place = content.new_zeros(()).expand(content.shape).requires_grad_()
+    entered: Tensor = _Enter.apply(place, content)  # type: ignore[no-untyped-call]
+    return place, entered
+
+
+def _edge(output: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(output) if output.requires_grad else None
+
+
 def _passed(link: Link, x: Tensor, r: Tensor | None, at: At) -> tuple[Visit, Tensor, Tensor]:
+    """Walk one link without a graph; returns its visit, the new stream and the partial sum."""
     with torch.no_grad():
         x_out, h = link.replicated(x, r, at)
-        return Visit(x, r), link.sharded(h, at), x_out
+        return Visit(contents=(x, r)), x_out, link.sharded(h, at)
 
 
-def _recorded(link: Link, x: Tensor, r: Tensor | None, at: At, *, below: bool) -> Visit:
-    """Walk one link, keeping the graphs; ``below`` says that something is trained under it."""
+def _recorded(link: Link, x: Tensor, r: Tensor | None, at: At, *, below: bool) -> tuple[Visit, Tensor, Tensor]:
+    """Walk one link, keeping its graphs; ``below`` says that something is trained under it."""
     with torch.enable_grad():
-        visit = Visit(_leaf(x, below), _optional_leaf(r, below))
-        visit.x_out, visit.h_out = link.replicated(visit.x_in, visit.r_in, at)
-        visit.h_in = _leaf(visit.h_out, below or bool(link.replicated_trained))
-        visit.p = link.sharded(visit.h_in, at)
-    return visit
+        visit, x_out, h_out = _entered(link.replicated, x, r, at, below)
+        visit.h_in, h = _enter(h_out.detach(), below or bool(link.replicated_trained))
+        p = link.sharded(h, at)
+    visit.p = _edge(p)
+    return visit, x_out.detach(), p.detach()
+
+
+def _recorded_last(chain: Chain, x: Tensor, r: Tensor | None, at: At, *, below: bool) -> tuple[Visit, Tensor]:
+    """Walk the last piece, keeping its graph; returns the hidden states too."""
+    with torch.set_grad_enabled(below or bool(chain.last_trained)):
+        visit, _, h_out = _entered(chain.last, x, r, at, below)
+    return visit, h_out.detach()
+
+
+def _entered(piece: Replicated, x: Tensor, r: Tensor | None, at: At, below: bool) -> tuple[Visit, Tensor, Tensor]:
+    x_in, x = _enter(x, below)
+    r_in, r = (None, None) if r is None else _enter(r, below)
+    x_out, h_out = piece(x, r, at)
+    return Visit(x_in, r_in, x_out=_edge(x_out), h_out=_edge(h_out)), x_out, h_out
 
 
 def _back_through_replicated(visit: Visit, x_grad: Tensor | None, h_grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of ``(r, x)`` from those of ``(x, h)``; frees the visit."""
-    assert visit.h_out is not None
-    outputs, gradients = [visit.h_out], [h_grad.to(visit.h_out.dtype)]
-    if x_grad is not None and visit.x_out is not None and visit.x_out.requires_grad:
-        outputs.append(visit.x_out)
-        gradients.append(x_grad)
-    torch.autograd.backward(outputs, gradients)
-    visit.x_out = visit.h_out = visit.h_in = None
-    x_grad_in = _gradient(visit.x_in)
-    r_grad_in = x_grad_in if visit.r_in is None else _gradient(visit.r_in)
-    return r_grad_in, x_grad_in
+    """Gradients of ``(r, x)`` from those of ``(x, h)``."""
+    edges = [(edge, grad) for edge, grad in ((visit.h_out, h_grad), (visit.x_out, x_grad)) if edge is not None]
+    _backward_all([(edge, grad) for edge, grad in edges if grad is not None])
+    x_grad_in = h_grad if visit.x_in is None else _gradient(visit.x_in)
+    return x_grad_in if visit.r_in is None else _gradient(visit.r_in), x_grad_in
 
 
-def _gradient(leaf: Tensor) -> Tensor:
-    gradient = leaf.grad
-    return torch.zeros_like(leaf) if gradient is None else gradient
+def _backward(edge: GradientEdge, gradient: Tensor) -> None:
+    _backward_all([(edge, gradient)])
+
+
+def _backward_all(ends: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+    """Run a piece's graph backward; gradients are brought to the dtypes of its outputs."""
+    edges = [edge for edge, _ in ends]
+    dtypes = [edge.node._input_metadata[edge.output_nr].dtype for edge in edges]
+    gradients = [gradient.to(dtype) for (_, gradient), dtype in zip(ends, dtypes, strict=True)]
+    torch.autograd.backward(edges, gradients)
+
+
+def _gradient(place: Tensor) -> Tensor:
+    return torch.zeros(place.shape, dtype=place.dtype) if place.grad is None else place.grad

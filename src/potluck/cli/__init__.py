@@ -46,6 +46,8 @@ def main() -> NoReturn:
     """Run the command line and leave the process: 0 done, 2 the person's input, 130 Ctrl-C, 1 anything else."""
     debug = "--debug" in sys.argv
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _terminated)
     try:
         app()
     except SystemExit as left:

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,13 @@ _UNSUPPORTED = (
 )
 
 
-def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool) -> None:
+def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, along: Sequence[str] = ()) -> None:
     """Write the model with its adapter merged in, ``W + scale * B A`` for every adapted linear.
 
     ``scale`` is alpha / rank (alpha / sqrt(rank) where the adapter says ``use_rslora``). The sum is taken in float32
     (float64 for float64 weights) and stored in the base's dtype. Tokenizer and configuration are copied; a chat
-    template of the adapter's own wins. Memory holds one tensor and one shard.
+    template of the adapter's own wins, and files of the adapter's named in ``along`` come too, where it has them.
+    Memory holds one tensor and one shard.
 
     Raises:
         BadInput: the adapter is none, is of a kind that cannot be merged, or does not fit the base; or ``output`` may
@@ -77,8 +79,9 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool) -> N
                 for file in base_dir.glob(pattern):
                     if file.is_file():
                         shutil.copyfile(file, directory / file.name)
-            if (adapter_dir / TEMPLATE_FILE).is_file():
-                shutil.copyfile(adapter_dir / TEMPLATE_FILE, directory / TEMPLATE_FILE)
+            for file_name in (TEMPLATE_FILE, *along):
+                if (adapter_dir / file_name).is_file():
+                    shutil.copyfile(adapter_dir / file_name, directory / file_name)
 
 
 def _scale(adapter_dir: Path, config: dict[str, Any]) -> float:

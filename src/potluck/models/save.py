@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from potluck.errors import BadInput, SaveFailed
+from potluck.errors import BadInput, PotluckError, SaveFailed
 from potluck.models.shards import INDEX_FILE, SINGLE_FILE
 
 _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
@@ -178,8 +179,11 @@ def _disk_fault(error: BaseException) -> int | None:
     """The number of the operating system's error, where writing failed for the disk's sake."""
     if isinstance(error, OSError):
         return error.errno if error.errno in _DISK_FAULTS else None
-    if isinstance(error, SafetensorError):  # it tells the number only in its text
-        return next((number for number in _DISK_FAULTS if f"(os error {number})" in str(error)), None)
+    if isinstance(error, SafetensorError) or type(error) is PotluckError:
+        # safetensors, and a device that wrote in a process of its own, tell the number only in their text
+        told = re.search(r"\(os error (\d+)\)|OSError: \[Errno (\d+)\]", str(error))
+        number = int(told[1] or told[2]) if told else None
+        return number if number in _DISK_FAULTS else None
     return None
 
 

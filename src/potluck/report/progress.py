@@ -127,9 +127,13 @@ class Live(Listener):
 def describe(steps: Sequence[dict[str, Any]]) -> str:
     """The last loss, and over the given steps: tokens per second, each device's busy and waiting share of the time."""
     time_s = sum(step["step_s"] for step in steps) or 1.0
-    shares = " ".join(
-        f"{sum(clock['compute_s'] for clock in clocks) / time_s:.0%}/{sum(c['wait_s'] for c in clocks) / time_s:.0%}"
-        for clocks in zip(*(step["devices"] for step in steps), strict=True)
-    )
+    shares = " ".join(_busy_and_waiting(clocks) for clocks in zip(*(step["devices"] for step in steps), strict=True))
     tokens_per_s = sum(step["tokens"] for step in steps) / time_s
     return f"loss {steps[-1]['loss']:.3f}  {tokens_per_s:,.0f} tokens/s  busy/waiting {shares}"
+
+
+def _busy_and_waiting(clocks: Sequence[dict[str, float]]) -> str:
+    """Of the device's own time: devices do not all begin a step at the same moment."""
+    compute_s, wait_s, transfer_s = (sum(c[f"{what}_s"] for c in clocks) for what in ("compute", "wait", "transfer"))
+    time_s = (compute_s + wait_s + transfer_s) or 1.0
+    return f"{compute_s / time_s:.0%}/{wait_s / time_s:.0%}"

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from potluck.errors import BadInput
 from potluck.models.families.decoder import Decoder
@@ -27,13 +28,18 @@ def read_config(directory: Path) -> PretrainedConfig:
     """The model's transformers config.
 
     Raises:
-        BadInput: config.json is missing, unreadable or of a type transformers does not know.
+        BadInput: config.json is missing, unreadable, has a value it cannot have, or is of a type transformers does
+            not know (lists the families).
     """
+    file = directory / "config.json"
     try:
+        content, _ = PretrainedConfig.get_config_dict(directory, local_files_only=True)
+        model_type = content.get("model_type")
+        if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
+            raise BadInput(_unsupported(model_type))
         config: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise BadInput(f"{directory / 'config.json'} cannot be used: {first_line}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise BadInput(f"{file} cannot be used: {' '.join(str(error).split())}") from None
     return config
 
 
@@ -45,7 +51,9 @@ def decoder_of(config: PretrainedConfig) -> Decoder:
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise BadInput(
-            f"Models of type '{config.model_type}' are not supported. Supported: {', '.join(sorted(FAMILIES))}."
-        )
+        raise BadInput(_unsupported(config.model_type))
     return family(config)
+
+
+def _unsupported(model_type: str) -> str:
+    return f"Models of type '{model_type}' are not supported. Supported: {', '.join(sorted(FAMILIES))}."

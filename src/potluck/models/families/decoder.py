@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from potluck.chain.attention import Rope
+from potluck.errors import BadInput
 
 Cut = Literal["column", "row"]
 
@@ -59,9 +60,20 @@ class Decoder:
 
 
 def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any) -> Decoder:
-    """A decoder read from the fields all families share; ``differs`` sets the rest."""
+    """A decoder read from the fields all families share; ``differs`` sets the rest.
+
+    Raises:
+        BadInput: the activation is unknown, or the heads do not divide.
+    """
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    activation = ACT2FN[getattr(config, "hidden_act", None) or config.hidden_activation]
+    act = getattr(config, "hidden_act", None) or config.hidden_activation
+    if act not in ACT2FN:
+        raise BadInput(f"The model's config names the activation '{act}', which transformers does not know.")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise BadInput(
+            f"The model's config has {config.num_attention_heads} query heads, which {config.num_key_value_heads}"
+            " key/value heads do not divide."
+        )
     fields: dict[str, Any] = {
         "hidden_size": config.hidden_size,
         "num_heads": config.num_attention_heads,
@@ -72,7 +84,7 @@ def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any)
         "layers": layers,
         "attention_scale": head_dim**-0.5,
         "norm_eps": config.rms_norm_eps,
-        "activation": activation,
+        "activation": ACT2FN[act],
         "tied": bool(config.tie_word_embeddings),
         "max_positions": config.max_position_embeddings,
         "cuts": cuts_of(config),

@@ -1,0 +1,53 @@
+"""The job file: what people write, and what a saved job repeats."""
+
+from pathlib import Path
+
+import pytest
+
+from potluck.errors import BadInput
+from potluck.job import Data, Job, dump_job, load_job, parse_job
+
+
+def written(directory: Path, line: str) -> Path:
+    file = directory / "job.yaml"
+    file.write_text(f"model: m\ndata: {{train: a.jsonl}}\noutput: out\n{line}\n", encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("devices", "read"), [("3", "3"), ("3:2:1", "3:2:1"), ('"3:2:1"', "3:2:1"), ("2.5:1", "2.5:1")]
+)
+def test_devices_need_no_quotes(devices: str, read: str, tmp_path: Path) -> None:
+    assert load_job(written(tmp_path, f"devices: {devices}")).devices == read
+
+
+def test_a_job_file_may_be_named_by_a_string(tmp_path: Path) -> None:
+    file = written(tmp_path, "seed: 7")
+    assert load_job(str(file)) == load_job(file)
+    with pytest.raises(BadInput, match="There is no job file"):
+        load_job(str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize("line", ["epochs: .inf", "learning_rate: .inf", "weight_decay: .nan", "clip: .inf"])
+def test_numbers_are_finite(line: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=line.split(":")[0]):
+        load_job(written(tmp_path, line))
+
+
+def test_a_saved_job_does_not_overwrite_by_itself(tmp_path: Path) -> None:
+    job = Job(model="m", data=Data(train=["a.jsonl"]), output=tmp_path / "out", overwrite=True, devices="3:2:1")
+    (tmp_path / "saved.yaml").write_text(dump_job(job), encoding="utf-8")
+    assert load_job(tmp_path / "saved.yaml") == job.model_copy(update={"overwrite": False})
+
+
+@pytest.mark.parametrize("field", ["model", "train", "eval", "template"])
+def test_what_a_job_reads_is_not_overwritten(field: str, tmp_path: Path) -> None:
+    inside = tmp_path / "out" / "inside"
+    inside.parent.mkdir()
+    inside.touch()
+    fields = {"model": "m", "train": "a.jsonl", "eval": [], "template": "auto", field: str(inside)}
+    data = {key: value for key, value in fields.items() if key != "model"}
+    content = {"model": fields["model"], "data": data, "output": str(tmp_path / "out"), "overwrite": True}
+    with pytest.raises(BadInput, match=r"holds .*inside, which --overwrite would delete"):
+        parse_job(content)
+    assert parse_job({**content, "output": str(tmp_path / "other")}).overwrite
