@@ -22,3 +22,5 @@ class DeviceLost(PotluckError):
 
 class SaveFailed(PotluckError):
     """The result could not be written; what stood there before is untouched."""
+
+    exit_code = 2

@@ -87,7 +87,8 @@ class Job(_Strict):
     """How many local devices (``3``), or their shares (``3:2:1``)."""
     shares: Shares | None = None
     data_stays: bool = True
-    """Token ids and labels never leave the device that has them."""
+    """Token ids and labels never leave the device that has them. ``false`` allows strategies that move them; those of
+    this version never do."""
     half_batches: Literal[1, 2] = 2
     """How many parts of a micro-batch are in flight, so that one computes while the other's message travels."""
     wire: Literal["fp32", "bf16"] = "fp32"

@@ -7,7 +7,7 @@ import torch
 from gguf_files import HIDDEN, LAYERS, TEMPLATE, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from potluck.errors import BadInput, SaveFailed
+from potluck.errors import BadInput
 from potluck.models import gguf
 from potluck.models.checkpoint import Checkpoint
 
@@ -72,7 +72,7 @@ def test_too_little_room_is_said_before_writing(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    assert gguf.main([str(tiny), str(tmp_path)]) == SaveFailed.exit_code
+    assert gguf.main([str(tiny), str(tmp_path)]) == gguf.NO_ROOM
     assert "MiB are free" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
 

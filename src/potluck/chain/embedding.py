@@ -33,7 +33,7 @@ def share_embedding(
 
     It travels from rank 0 in the wire's dtype; the owner goes on with what it sent, so that all streams are equal.
     """
-    travels = stream if comm.wire is None else comm.wire
+    travels = stream if comm.group is None or comm.wire is None else comm.wire
     if embedding is not None and ids_BS is not None:
         x_BSD = embedding(ids_BS, stream).to(travels)
     else:

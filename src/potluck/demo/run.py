@@ -84,6 +84,7 @@ def demo_job(output: Path, *, seed: int, steps: int, overwrite: bool) -> Job:
         overwrite=overwrite,
         lora=Lora(rank=8),
         devices="3:2:1",
+        half_batches=1,  # between processes of one machine there is no time on a wire to hide
         batch_size=16,
         steps=steps,
         learning_rate=1e-3,

@@ -22,6 +22,10 @@ _SAMPLE_BYTES = 64 << 10
 _CONVERSION = "1"  # part of the cache key: raise it when a conversion would give another result
 
 
+NO_ROOM = 3
+"""Exit status of a conversion that the disk had no room for."""
+
+
 def fingerprint(path: Path) -> str:
     """Key of a GGUF file in the cache: sha256 of its size, its first and last MiB and 64 samples between.
 
@@ -131,7 +135,7 @@ def _convert_in_child(path: Path, target: Path, lock: int) -> None:
         perhaps = ", perhaps for want of memory" if child.returncode == -9 else ""
         raise PotluckError(f"The conversion of {path} was ended by signal {-child.returncode}{perhaps}.")
     said = child.stderr.strip().rpartition("\n")[2] or "no reason given"
-    raise (SaveFailed if child.returncode == SaveFailed.exit_code else BadInput)(said)
+    raise (SaveFailed if child.returncode == NO_ROOM else BadInput)(said)
 
 
 @contextmanager
@@ -160,11 +164,11 @@ def main(arguments: list[str]) -> int:
         convert(source, target)
     except PotluckError as error:
         print(error, file=sys.stderr)
-        return error.exit_code
+        return NO_ROOM if isinstance(error, SaveFailed) else error.exit_code
     except Exception as error:
         full = "os error 28" in str(error) or "No space left" in str(error)
         print(f"The disk of {target.parent} is full." if full else _sentence(source, error), file=sys.stderr)
-        return SaveFailed.exit_code if full else BadInput.exit_code
+        return NO_ROOM if full else BadInput.exit_code
     return 0
 
 

@@ -12,23 +12,11 @@ from torch import Tensor
 from potluck.errors import BadInput
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.save import CheckpointWriter, replace_directory
+from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_directory
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
-_BESIDE_WEIGHTS = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.jinja",
-    "LICENSE*",
-    "NOTICE*",
-]
 # fields of an adapter's configuration that change what it computes beyond W + scale * B A
 _UNSUPPORTED = (
     "use_dora",
@@ -75,10 +63,7 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
                 whole = base.read(name)
                 writer.add(name, _merged(whole, *pairs[name], scale) if name in pairs else whole)
             writer.finish()
-            for pattern in _BESIDE_WEIGHTS:
-                for file in base_dir.glob(pattern):
-                    if file.is_file():
-                        shutil.copyfile(file, directory / file.name)
+            copy_beside_weights(base_dir, directory)
             for file_name in (TEMPLATE_FILE, *along):
                 if (adapter_dir / file_name).is_file():
                     shutil.copyfile(adapter_dir / file_name, directory / file_name)

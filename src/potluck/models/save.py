@@ -83,6 +83,20 @@ def storable(tensor: Tensor) -> Tensor:
     return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
+_BESIDE_WEIGHTS = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.jinja",
+    "LICENSE*",
+    "NOTICE*",
+]
+
+
 class CheckpointWriter:
     """A checkpoint in Hugging Face layout, written as its tensors come, never held as a whole.
 
@@ -195,3 +209,11 @@ def _failure(target: Path, number: int, written_mib: int) -> str:
         f"{target} could not be saved: {reason} ({parent} has {free_mib} MiB free; {written_mib} MiB were written and "
         "removed again). What stood there before is untouched; make room or name another directory."
     )
+
+
+def copy_beside_weights(base_dir: Path, directory: Path) -> None:
+    """Copy what a checkpoint has beside its weights: config, tokenizer, template, licence."""
+    for pattern in _BESIDE_WEIGHTS:
+        for file in base_dir.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, directory / file.name)

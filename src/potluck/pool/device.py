@@ -4,7 +4,6 @@
 waits for it any more.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -21,10 +20,10 @@ from potluck.chain.comm import Comm, gloo_group
 from potluck.errors import DeviceLost, PotluckError
 from potluck.job import parse_job
 from potluck.models.precision import torch_dtype
+from potluck.pool.memory import free_at_once, memory_mib
 from potluck.pool.plan import Plan
 from potluck.pool.trainer import train
 
-_M_MMAP_THRESHOLD = -3  # malloc.h
 SILENCE_S = 600.0  # a device that neither answers nor ends for so long is taken for lost
 
 
@@ -74,32 +73,6 @@ def _run(spec: dict[str, Any], rank: int, emit: Any) -> None:
         group = gloo_group(store, rank, world_size, "127.0.0.1", timeout_s=SILENCE_S)
     wire = torch_dtype("fp64" if job.dtype == "fp64" else job.wire)
     train(job, plan, Comm(group, wire=wire), Path(spec["model_dir"]), Path(spec["result_dir"]), emit)
-
-
-def memory_mib(field: str) -> float:
-    """This process's ``VmRSS`` (resident now) or ``VmHWM`` (at most so far); 0 where /proc does not tell.
-
-    ``ru_maxrss`` is not used: a child inherits its parent's through fork.
-    """
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:
-        return 0.0
-    lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return int(lines[field].split()[0]) / 1024 if field in lines else 0.0
-
-
-def free_at_once() -> None:
-    """Have glibc give memory of freed activations back to the system instead of keeping it in a heap full of holes.
-
-    Its own threshold grows to 32 MiB, and each half-batch's tensors, of sizes that change with every batch, then
-    leave holes between the next ones: 100 MiB and more on a small model. Elsewhere than on glibc nothing is done.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 384 << 10)
 
 
 def _end_with_parent() -> None:

@@ -29,6 +29,8 @@ class Held:
     """Of those this rank holds: place in ``shared``, place in ``local``."""
     first: tuple[tuple[int, int], ...] = ()
     """Those of ``mine`` whose first holder is this rank."""
+    others: tuple[int, ...] = ()
+    """Places in ``local`` of the rest of ``mine``."""
 
 
 def hold(trained: Sequence[Trained], rank: int, world_size: int) -> list[Held]:
@@ -49,7 +51,8 @@ def hold(trained: Sequence[Trained], rank: int, world_size: int) -> list[Held]:
         place = {index: i for i, index in enumerate(t.held[rank])}
         mine = tuple((i, place[index]) for i, index in enumerate(shared) if index in place)
         first = tuple((i, local) for i, local in mine if holders[shared[i]][0] == rank)
-        held.append(Held(t, None, shared, mine, first))
+        others = tuple(local for i, local in mine if holders[shared[i]][0] != rank)
+        held.append(Held(t, None, shared, mine, first, others))
     return held
 
 
@@ -92,9 +95,8 @@ def squared_norm(held: Sequence[Held], rank: int) -> Tensor:
     total = torch.stack(norms).double().square().sum()
     for h in counted:
         gradient = _gradient(h.trained)
-        others = [local for i, local in h.mine if (i, local) not in set(h.first)]
-        if others and h.trained.dim is not None:
-            total -= gradient.movedim(h.trained.dim, 0)[others].double().pow(2).sum()
+        if h.others and h.trained.dim is not None:
+            total -= gradient.movedim(h.trained.dim, 0)[list(h.others)].double().pow(2).sum()
     return total
 
 

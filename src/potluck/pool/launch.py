@@ -24,7 +24,8 @@ Event = dict[str, Any]
 
 _STDERR_KEPT = 64 * 1024
 _LAST_WORDS = 2_000
-_DEVICE_COMMAND = (sys.executable, "-m", "potluck.pool.device")
+# -P: nothing is imported from the directory that the person happens to be in
+_DEVICE_COMMAND = (sys.executable, "-P", "-m", "potluck.pool.device")
 
 
 def run_devices(

@@ -185,14 +185,15 @@ class Stepper:
         clocks = self.comm.clocks
         own = torch.tensor([time.perf_counter() - start, *clocks.blocked_s], dtype=torch.float64)
         everyone_WN = self.comm.all_gather(own).wait()
-        return float(everyone_WN[0, 0]), split_times(everyone_WN)
+        return float(everyone_WN[:, 0].max()), split_times(everyone_WN)
 
 
 def split_times(everyone_WN: Tensor) -> tuple[DeviceTime, ...]:
     """Each device's compute, wait and transfer from ``[world_size, 1 + waits]``: step seconds, blocked seconds a wait.
 
     The device that came last to a message was blocked least, for as long as the message itself took; what the others
-    were blocked beyond that, they waited for it.
+    were blocked beyond that, they waited for it. The source of a broadcast is hardly blocked at all, so the time of
+    one (embeddings, values of replicated tensors) counts as waiting for its source.
     """
     step_W, blocked_WN = everyone_WN[:, 0], everyone_WN[:, 1:]
     transfer = blocked_WN.amin(0).sum() if blocked_WN.shape[1] else torch.zeros(())

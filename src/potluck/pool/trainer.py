@@ -1,6 +1,5 @@
 """One device's run of a job: read the share, take the steps, bring the result together."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +9,14 @@ import torch
 
 from potluck.chain.comm import Comm
 from potluck.job import Job
-from potluck.models.adapter import adapter_config, write_adapter
+from potluck.models.adapter import TEMPLATE_FILE, adapter_config, write_adapter
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.precision import torch_dtype
-from potluck.models.save import CheckpointWriter
+from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.pool.gather import gather_whole
+from potluck.pool.memory import trim
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.step import OWNER, Settings, Stepper
@@ -56,6 +56,7 @@ def train(job: Job, plan: Plan, comm: Comm, model_dir: Path, result_dir: Path, e
             lora=job.lora if job.train == "lora" else None,
             seed=job.seed,
         )
+        trim()
         emit({"event": "loaded", "rank": comm.rank, "weights_mib": part.weight_bytes / 2**20})
         steps = comm.broadcast(torch.tensor([feed.steps if feed else 0]), OWNER).wait()
         stepper = Stepper(part, comm, settings_of(job, int(steps)))
@@ -89,6 +90,8 @@ def settings_of(job: Job, steps: int) -> Settings:
 def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Path, result_dir: Path) -> None:
     """Gather what was trained on rank 0 and write it: a PEFT adapter, or a plain checkpoint in the base's dtypes."""
     whole = gather_whole(part.chain.trained, comm)
+    template = Path(job.data.template)
+    own_template = template.read_text(encoding="utf-8") if template.is_file() else None
     if comm.rank != 0:
         for _ in whole:
             pass
@@ -97,9 +100,9 @@ def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Pa
         targets = sorted({name.rsplit(".", 1)[-1] for name in names})
         if "all-linear" not in job.lora.targets:
             targets = job.lora.targets
-        base = str(model_dir) if job.model.endswith(".gguf") else job.model  # stock peft cannot load a .gguf by name
-        template = Path(job.data.template)
-        own_template = template.read_text(encoding="utf-8") if template.is_file() else None
+        base = (
+            str(model_dir) if job.model.lower().endswith(".gguf") else job.model
+        )  # stock peft cannot load a .gguf by name
         write_adapter(result_dir, dict(whole), adapter_config(job.lora, base, targets), chat_template=own_template)
     else:
         writer = CheckpointWriter(result_dir)
@@ -111,6 +114,6 @@ def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Pa
             if name not in trained:
                 writer.add(name, checkpoint.read(name))
         writer.finish()
-        for file in model_dir.iterdir():
-            if file.suffix in (".json", ".jinja", ".txt", ".model") and "safetensors" not in file.name:
-                shutil.copy(file, result_dir / file.name)
+        copy_beside_weights(model_dir, result_dir)
+        if own_template is not None:
+            (result_dir / TEMPLATE_FILE).write_text(own_template, encoding="utf-8")

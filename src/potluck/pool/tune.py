@@ -46,6 +46,7 @@ def tune(job: Job, *, listener: Listener | None = None) -> Result:
         match_targets(job.lora.targets, decoder_of(config).linears)  # refused here, before anything slow
     shape = config.get_text_config()
     job = job.model_copy(update={"dtype": choose_dtype(job.dtype, shape.hidden_size, shape.intermediate_size)})
+    encode_for(model_dir, train_rows, job.data)  # also refused here
     listener.planned(plan)
     held_out = encode_for(model_dir, eval_rows, job.data) if eval_rows else []
     before = _score("before", model_dir, None, held_out, job, listener)
