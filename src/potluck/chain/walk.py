@@ -130,7 +130,7 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
             if visit.contents is not None:
                 visit, _, _ = _recorded(link, *visit.contents, tapes[j].at, below=k > lowest)
             if visit.p is not None:
-                _backward(visit.p, r_grad)
+                _run_back([(visit.p, r_grad)])
             messages[j] = None if visit.h_in is None else comm.all_reduce(_gradient(visit.h_in))
             above[j] = visit
     for j in halves:
@@ -204,18 +204,14 @@ def _entered(piece: Replicated, x: Tensor, r: Tensor | None, at: At, below: bool
 
 
 def _back_through_replicated(visit: Visit, x_grad: Tensor | None, h_grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of ``(r, x)`` from those of ``(x, h)``."""
+    """Gradients of ``(r, x)`` from those of ``(x, h)``; without meaning where nothing below is trained."""
     edges = [(edge, grad) for edge, grad in ((visit.h_out, h_grad), (visit.x_out, x_grad)) if edge is not None]
-    _backward_all([(edge, grad) for edge, grad in edges if grad is not None])
+    _run_back([(edge, grad) for edge, grad in edges if grad is not None])
     x_grad_in = h_grad if visit.x_in is None else _gradient(visit.x_in)
     return x_grad_in if visit.r_in is None else _gradient(visit.r_in), x_grad_in
 
 
-def _backward(edge: GradientEdge, gradient: Tensor) -> None:
-    _backward_all([(edge, gradient)])
-
-
-def _backward_all(ends: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+def _run_back(ends: Sequence[tuple[GradientEdge, Tensor]]) -> None:
     """Run a piece's graph backward; gradients are brought to the dtypes of its outputs."""
     edges = [edge for edge, _ in ends]
     dtypes = [edge.node._input_metadata[edge.output_nr].dtype for edge in edges]
