@@ -11,11 +11,9 @@ from torch import Tensor
 
 from potluck.errors import BadInput
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
+from potluck.models.build import EMBEDDING, HEAD
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_directory
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 # fields of an adapter's configuration that change what it computes beyond W + scale * B A
 _UNSUPPORTED = (

@@ -100,9 +100,8 @@ def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Pa
         targets = sorted({name.rsplit(".", 1)[-1] for name in names})
         if "all-linear" not in job.lora.targets:
             targets = job.lora.targets
-        base = (
-            str(model_dir) if job.model.lower().endswith(".gguf") else job.model
-        )  # stock peft cannot load a .gguf by name
+        from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
+        base = str(model_dir) if from_gguf else job.model
         write_adapter(result_dir, dict(whole), adapter_config(job.lora, base, targets), chat_template=own_template)
     else:
         writer = CheckpointWriter(result_dir)
