@@ -16,7 +16,8 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.source import resolve
 from potluck.pool.plan import make_plan
-from potluck.pool.step import Settings, Stepper
+from potluck.pool.step import OWNER, Settings, Stepper
+from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch
 from potluck.texts.collate import collate
 from potluck.texts.encode import encode
@@ -75,7 +76,7 @@ def stepper_of(part: Part, comm: Comm, *, half_batches: int = 1) -> Stepper:
 
 def step_of(stepper: Stepper, batch: Batch) -> None:
     """One optimizer step of one micro-batch."""
-    stepper.step([batch])
+    stepper.step([Turn(OWNER, [batch])])
 
 
 def median(values: Sequence[float]) -> float:

@@ -27,6 +27,8 @@ from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter
 from potluck.pool.launch import run_devices
 from potluck.pool.plan import make_plan
+from potluck.pool.step import OWNER
+from potluck.pool.turns import Turn
 
 ALLOWED_MIB = 100.0
 
@@ -85,6 +87,7 @@ def measure(scratch: Path, model_dir: Path, devices: str, dtype: str, steps: int
             said[event["rank"]] |= event
 
     common = {
+        "names": [share.name for share in plan.devices],
         "world_size": len(plan.devices),
         "job": job.model_dump(mode="json"),
         "model_dir": str(model_dir),
@@ -93,7 +96,13 @@ def measure(scratch: Path, model_dir: Path, devices: str, dtype: str, steps: int
         "plan": plan.to_json(),
         "result_dir": str(scratch / "out"),
     }
-    run_devices([{"rank": rank, "name": share.name, **common} for rank, share in enumerate(plan.devices)], on_event)
+    run_devices(
+        [
+            {"rank": rank, "name": share.name, "owns": rank == OWNER, **common}
+            for rank, share in enumerate(plan.devices)
+        ],
+        on_event,
+    )
     return said
 
 
@@ -113,7 +122,7 @@ def activations_mib(model_dir: Path, devices: str, rank: int, dtype: str) -> tup
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        stepper.accumulate([batch])
+        stepper.accumulate([Turn(OWNER, [batch])])
     gradients = sum(t.local.nbytes for t in part.chain.trained)
     return sum(kept.values()) / 2**20, 3 * gradients / 2**20
 

@@ -14,9 +14,14 @@ from potluck.errors import BadInput, DeviceLost, PotluckError, SaveFailed
 if TYPE_CHECKING:
     from potluck.job import Data, Job, Lora, Shares, load_job
     from potluck.models.evaluate import Scores
+    from potluck.pool.crew import Gathering, Manners
+    from potluck.pool.join import Guest, join
     from potluck.pool.listener import Listener
+    from potluck.pool.profile import read_profile, write_profile
+    from potluck.pool.profiling import profile_job, profile_work
     from potluck.pool.result import Result
     from potluck.pool.tune import tune
+    from potluck.pool.what_if import what_if
     from potluck.use import evaluate_result, generate, merge_result
 
 __version__ = "0.1.0"
@@ -25,9 +30,12 @@ __all__ = [
     "BadInput",
     "Data",
     "DeviceLost",
+    "Gathering",
+    "Guest",
     "Job",
     "Listener",
     "Lora",
+    "Manners",
     "PotluckError",
     "Result",
     "SaveFailed",
@@ -36,24 +44,39 @@ __all__ = [
     "__version__",
     "evaluate_result",
     "generate",
+    "join",
     "load_job",
     "merge_result",
+    "profile_job",
+    "profile_work",
+    "read_profile",
     "tune",
+    "what_if",
+    "write_profile",
 ]
 
 _HOMES = {
     "Data": "potluck.job",
+    "Gathering": "potluck.pool.crew",
+    "Guest": "potluck.pool.join",
     "Job": "potluck.job",
     "Listener": "potluck.pool.listener",
     "Lora": "potluck.job",
+    "Manners": "potluck.pool.crew",
     "Result": "potluck.pool.result",
     "Scores": "potluck.models.evaluate",
     "Shares": "potluck.job",
     "evaluate_result": "potluck.use",
     "generate": "potluck.use",
+    "join": "potluck.pool.join",
     "load_job": "potluck.job",
     "merge_result": "potluck.use",
+    "profile_job": "potluck.pool.profiling",
+    "profile_work": "potluck.pool.profiling",
+    "read_profile": "potluck.pool.profile",
     "tune": "potluck.pool.tune",
+    "what_if": "potluck.pool.what_if",
+    "write_profile": "potluck.pool.profile",
 }
 
 

@@ -16,6 +16,7 @@ from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.step import OWNER, Settings, Stepper
+from potluck.pool.turns import Turn
 from worlds import run_world
 
 P = 0.3
@@ -106,7 +107,7 @@ def first_gradients(checkpoint: Checkpoint, *, dropout: float, checkpointing: bo
             generator = torch.Generator().manual_seed(i)
             t.local.detach().copy_(torch.randn(t.local.shape, generator=generator) * 0.3)
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=0.1, checkpointing=checkpointing, seed=seed))
-        stepper.accumulate(batches if comm.rank == OWNER else None)
+        stepper.accumulate([Turn(OWNER, batches if comm.rank == OWNER else None)])
         gradients = [t.local.grad for t in part.chain.trained]
         assert all(gradient is not None for gradient in gradients)
         return [gradient.clone() for gradient in gradients if gradient is not None]

@@ -106,7 +106,7 @@ def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, potluck.cli as c; assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     helped = subprocess.run([sys.executable, "-m", "potluck", "--help"], check=True, capture_output=True, text=True)
-    for command in ("tune", "generate", "eval", "merge", "demo"):
+    for command in ("tune", "join", "profile", "plan", "testbed", "generate", "eval", "merge", "demo"):
         assert f" {command} " in helped.stdout
 
 
@@ -116,6 +116,17 @@ def test_every_public_name_is_there() -> None:
     assert set(potluck._HOMES) < set(potluck.__all__)
     with pytest.raises(AttributeError, match="no attribute 'tunes'"):
         potluck.tunes  # noqa: B018
+
+
+def test_names_of_pools_of_several_machines_are_those_of_their_homes() -> None:
+    from potluck.pool import crew, join, profile, profiling, what_if
+
+    assert (potluck.Gathering, potluck.Manners) == (crew.Gathering, crew.Manners)
+    assert (potluck.Guest, potluck.join, potluck.what_if) == (join.Guest, join.join, what_if.what_if)
+    assert (potluck.profile_job, potluck.profile_work) == (profiling.profile_job, profiling.profile_work)
+    assert (potluck.read_profile, potluck.write_profile) == (profile.read_profile, profile.write_profile)
+    code = "import sys, potluck; assert 'what_if' in dir(potluck) and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_sigterm_unwinds() -> None:

@@ -19,6 +19,7 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.gradients import unequal
 from potluck.pool.step import OWNER, Settings, Stepper
+from potluck.pool.turns import Turn
 from worlds import run_world
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -86,6 +87,7 @@ def check_parity(
     half_batches: int = 2,
     checkpointing: bool = False,
     messages: bool = True,
+    owners: Sequence[int] = (OWNER,),
 ) -> None:
     plain = models.plain(family, tied, None if targets is None else tuple(targets))
     cfg = config(family, tie_word_embeddings=tied)
@@ -109,7 +111,12 @@ def check_parity(
             t.local.detach().copy_(local_part(t, plain.initial[t.name], comm.rank))
         stepper = Stepper(part, comm, settings)
         for step, batches in enumerate(three_steps()):
-            found = stepper.accumulate(batches if comm.rank == OWNER else None)
+            dealt = [(owners[i % len(owners)], batches[i :: len(owners)]) for i in range(len(owners))]
+            found = stepper.accumulate([Turn(owner, own if comm.rank == owner else None) for owner, own in dealt])
+            assert found.owned_targets == tuple(
+                sum(each.targets_N.numel() for owner, own in dealt if owner == rank for each in own)
+                for rank in range(comm.world_size)
+            )
             assert abs(found.loss - plain.losses[step]) < 1e-9
             if step == 0:
                 for t in trained:
@@ -194,3 +201,14 @@ def test_families(
 def test_single_walks_without_messages(models: Models, family: str, targets: list[str] | None) -> None:
     counts = (NARROW if family == "gemma3" else WIDE)["1"]
     check_parity(models, family, counts, targets=targets, half_batches=1, messages=False)
+
+
+@pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=str)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(("world", "owners"), [("2", (1, 0)), ("3", (0, 2)), ("4", (1, 3))], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_owners_in_turn_are_one_owner_of_it_all(
+    models: Models, family: str, world: str, owners: tuple[int, ...], tied: bool, targets: list[str] | None
+) -> None:
+    counts = (NARROW if family == "gemma3" else WIDE)[world]
+    check_parity(models, family, counts, targets=targets, tied=tied, owners=owners)

@@ -121,6 +121,7 @@ def test_auto_is_single_only_alone(devices: str, strategy: str) -> None:
         ({"devices": "2", "strategy": "single"}, r"'single' runs on one device, but devices is '2'"),
         ({"devices": "2:1", "strategy": "tensor-uniform"}, r"'tensor-uniform' gives even shares"),
         ({"devices": "2", "strategy": "tensor-uniform", "shares": {}}, r"'tensor-uniform' gives even shares"),
+        ({"devices": "0:1:0"}, r"Every share goes to device-1: train there alone, with 'strategy: single'"),
     ],
     ids=str,
 )

@@ -1,12 +1,13 @@
 """Token ids and labels stay with their owner: no message of three steps holds them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from pool.leaks import leaks, secrets
 from pool.tiny import VOCAB, batch, config, save_tiny, shares
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import Embedding
@@ -16,52 +17,16 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.halves import decode_layouts, encode_layouts
 from potluck.pool.step import OWNER, Settings, Stepper
+from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch
 from worlds import run_world
 
 WORLD = 3
-WINDOW = 3
-"""Ids in a row that betray a text."""
-
 Heard = list[list[tuple[str, Tensor]]]
 
 
 def three_private_steps() -> list[list[Batch]]:
     return [[batch((14, 11, 10), 10 * s), batch((12, 9), 10 * s + 1)] for s in range(3)]
-
-
-def secrets(batches: Sequence[Batch]) -> set[tuple[int, ...]]:
-    """Every run of ``WINDOW`` ids as rows, targets, or sorted sets of either could travel in."""
-    sequences: list[list[int]] = []
-    for each in batches:
-        rows = [row[:n].tolist() for row, n in zip(each.ids_BS, each.layout.lengths, strict=True)]
-        first = 0
-        for row, positions in zip(rows, each.layout.positions, strict=True):
-            sequences += [row, each.targets_N[first : first + len(positions)].tolist()]
-            first += len(positions)
-        sequences += [each.ids_BS.unique().tolist(), each.targets_N.tolist(), each.targets_N.unique().tolist()]
-        sequences += [column[column > 0].tolist() for column in each.ids_BS.T]
-    return {tuple(s[i : i + WINDOW]) for s in sequences for i in range(len(s) - WINDOW + 1)}
-
-
-def readings(content: Tensor) -> Iterator[Tensor]:
-    """The numbers of a message, and its bytes read as integers too wide to look like ids by chance."""
-    flat = content.contiguous().flatten()
-    yield flat.double()
-    for integer in (torch.int16, torch.int32, torch.int64):
-        if flat.nbytes % integer.itemsize == 0 and flat.numel():
-            yield flat.view(torch.uint8).view(integer).double()
-
-
-def leaks(content: Tensor, known: set[tuple[int, ...]]) -> bool:
-    for numbers in readings(content):
-        if numbers.numel() < WINDOW:
-            continue
-        windows_NW = numbers.unfold(0, WINDOW, 1)
-        could_be_ids = ((windows_NW >= 0) & (windows_NW < VOCAB) & (windows_NW == windows_NW.round())).all(-1)
-        if any(tuple(map(int, window)) in known for window in windows_NW[could_be_ids].tolist()):
-            return True
-    return False
 
 
 def recorder(heard: Heard) -> Callable[[int], Callable[[str, Tensor], None]]:
@@ -103,7 +68,7 @@ def test_no_message_of_three_steps_holds_ids_or_labels(
         if comm.rank != OWNER:
             part = replace(part, embedding=Embedding(forbidden, 1.0), target_rows=forbidden)
         stepper = Stepper(part, comm, Settings(steps=3, learning_rate=1e-2, half_batches=half_batches))
-        return [stepper.step(batches if comm.rank == OWNER else None).loss for batches in steps]
+        return [stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)]).loss for batches in steps]
 
     losses = run_world(WORLD, body, wire=wire, listener=recorder(heard))
     assert all(each == losses[0] for each in losses)
@@ -113,7 +78,7 @@ def test_no_message_of_three_steps_holds_ids_or_labels(
     assert len(messages) > 3 * WORLD * len(steps)
     integers = [content for _, content in messages if not content.is_floating_point()]
     floats = [content for _, content in messages if content.is_floating_point()]
-    assert [kind for kind, content in messages if leaks(content, known) and content.is_floating_point()] == []
+    assert [kind for kind, content in messages if leaks(content, known, VOCAB) and content.is_floating_point()] == []
     assert sum(content.numel() for content in floats) > 1000
 
     # Integers travel only as layouts, each after its length, and only from the owner.
@@ -145,13 +110,13 @@ def test_a_leak_would_be_caught(what: str, dtype: torch.dtype) -> None:
 
     run_world(2, body, listener=recorder(heard))
     known = secrets([each for batches in steps for each in batches])
-    assert [leaks(message, known) for _, message in heard[OWNER]] == [False, True]
-    assert [leaks(message, known) for _, message in heard[1]] == [False]
+    assert [leaks(message, known, VOCAB) for _, message in heard[OWNER]] == [False, True]
+    assert [leaks(message, known, VOCAB) for _, message in heard[1]] == [False]
 
 
 def test_a_leak_in_disguise_would_be_caught() -> None:
     """Ids as the bytes of numbers that look like hidden states."""
     steps = three_private_steps()
     known = secrets([each for batches in steps for each in batches])
-    assert leaks(steps[0][0].ids_BS[0].int().view(torch.float32), known)
-    assert not leaks(torch.randn(1000, generator=torch.Generator().manual_seed(0)), known)
+    assert leaks(steps[0][0].ids_BS[0].int().view(torch.float32), known, VOCAB)
+    assert not leaks(torch.randn(1000, generator=torch.Generator().manual_seed(0)), known, VOCAB)

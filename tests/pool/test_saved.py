@@ -25,6 +25,7 @@ from potluck.models.merge import merge
 from potluck.pool.gather import gather_whole
 from potluck.pool.step import OWNER, Stepper
 from potluck.pool.trainer import save, settings_of
+from potluck.pool.turns import Turn
 from worlds import run_world
 
 HEADS = {
@@ -75,10 +76,10 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
             part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=dtype, lora=lora, seed=job.seed)
             stepper = Stepper(part, comm, settings_of(job, 2))
             for batches in three_steps()[:2]:
-                stepper.step(batches if comm.rank == OWNER else None)
+                stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])
             trained = {name: tensor.clone() for name, tensor in gather_whole(part.chain.trained, comm)}
             save(job, part, comm, checkpoint, base, result)
-            return trained, stepper.accumulate([UNSEEN] if comm.rank == OWNER else None).loss
+            return trained, stepper.accumulate([Turn(OWNER, [UNSEEN] if comm.rank == OWNER else None)]).loss
 
     trained, loss = run_world(world, body, wire=dtype)[0]
     return Saved(base, result, trained, loss)

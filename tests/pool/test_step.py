@@ -21,6 +21,7 @@ from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.step import OWNER, Settings, Stepper, StepReport, scheduled, split_times
+from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch, Layout
 from worlds import run_world
 
@@ -107,7 +108,7 @@ def gradients(checkpoint: Checkpoint, batches: Sequence[Batch], half_batches: in
     def body(comm: Comm) -> list[Tensor]:
         part = part_of(checkpoint, comm.rank)
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=0.1, half_batches=half_batches))
-        found = stepper.accumulate(batches if comm.rank == OWNER else None)
+        found = stepper.accumulate([Turn(OWNER, batches if comm.rank == OWNER else None)])
         local = [t.local.grad for t in part.chain.trained]
         told = torch.tensor([found.loss, found.norm, found.tokens, found.target_tokens], dtype=torch.float64)
         return [told, *(gradient for gradient in local if gradient is not None)]
@@ -144,7 +145,7 @@ def test_a_report_says_what_was_done(checkpoint: Checkpoint) -> None:
     def body(comm: Comm) -> list[StepReport]:
         stepper = Stepper(part_of(checkpoint, comm.rank), comm, settings)
         comm.all_reduce(torch.ones(1)).wait()  # all begin together, so that steps are equally long
-        return [stepper.step(batches if comm.rank == OWNER else None) for batches in steps]
+        return [stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)]) for batches in steps]
 
     worlds = run_world(3, body)
     for s, reports in enumerate(zip(*worlds, strict=True)):
@@ -182,7 +183,7 @@ def test_clipping_acts_on_the_norm_of_the_whole_model(checkpoint: Checkpoint, fa
     def body(comm: Comm) -> float:
         part = part_of(checkpoint, comm.rank)
         own = batches if comm.rank == OWNER else None
-        found = Stepper(part, comm, Settings(steps=1, learning_rate=0.1)).accumulate(own)
+        found = Stepper(part, comm, Settings(steps=1, learning_rate=0.1)).accumulate([Turn(OWNER, own)])
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=0.1, clip=factor * found.norm))
         assert stepper.optimizer is not None
         mine = [t for group in stepper.optimizer.param_groups for t in group["params"]]
@@ -202,7 +203,7 @@ def test_clipping_acts_on_the_norm_of_the_whole_model(checkpoint: Checkpoint, fa
 
 def alone(checkpoint: Checkpoint, batches: Sequence[Batch]) -> list[Tensor]:
     part = part_of(checkpoint, 0, counts=([9], [26], [61]))
-    Stepper(part, Comm(), Settings(steps=1, learning_rate=0.1)).accumulate(batches)
+    Stepper(part, Comm(), Settings(steps=1, learning_rate=0.1)).accumulate([Turn(OWNER, batches)])
     return [t.local.grad for t in part.chain.trained if t.local.grad is not None]
 
 
@@ -213,7 +214,7 @@ def test_waits_before_a_step_are_not_its_own(checkpoint: Checkpoint) -> None:
             time.sleep(0.6)
         comm.broadcast(torch.ones(1), OWNER).wait()
         return Stepper(part, comm, Settings(steps=1, learning_rate=0.1)).step(
-            three_steps()[0] if comm.rank == OWNER else None
+            [Turn(OWNER, three_steps()[0] if comm.rank == OWNER else None)]
         )
 
     for report in run_world(3, body):
@@ -243,11 +244,11 @@ def test_a_loss_that_is_no_number_stops_every_device_before_the_update(
     def body(comm: Comm) -> str:
         part = part_of(checkpoint, comm.rank)
         stepper = Stepper(part, comm, Settings(steps=3, learning_rate=0.1))
-        stepper.step(steps[0] if comm.rank == OWNER else None)
+        stepper.step([Turn(OWNER, steps[0] if comm.rank == OWNER else None)])
         stepper.part = poison(part, value) if comm.rank == OWNER else part
         before = [t.local.detach().clone() for t in part.chain.trained]
         with pytest.raises(PotluckError, match=r"of step 2 is not a finite number; the weights were left") as caught:
-            stepper.step(steps[1] if comm.rank == OWNER else None)
+            stepper.step([Turn(OWNER, steps[1] if comm.rank == OWNER else None)])
         assert all(torch.equal(t.local, kept) for t, kept in zip(part.chain.trained, before, strict=True))
         assert stepper.done == 1
         return str(caught.value)
@@ -274,7 +275,7 @@ def test_the_lowest_trained_piece_ends_the_backward_walk(checkpoint: Checkpoint)
         part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, lora=lora, seed=0)
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=0.1, half_batches=1))
         heard[comm.rank].clear()
-        stepper.accumulate([batch((9, 7), 1)] if comm.rank == OWNER else None)
+        stepper.accumulate([Turn(OWNER, [batch((9, 7), 1)] if comm.rank == OWNER else None)])
 
     def reduces(targets: list[str]) -> int:
         run_world(2, partial(body, targets), listener=lambda rank: lambda kind, content: heard[rank].append(kind))

@@ -108,7 +108,7 @@ def test_a_live_bar_on_a_terminal() -> None:
 
 def test_tables_do_not_divide_by_zero() -> None:
     devices = tuple(DeviceResult(f"device-{rank}", 0, 0, 0, 100.0, 0.0, 0.0, 0.0) for rank in range(2))
-    result = Result("tensor", 0.1, 0.0, 1.0, 2.0, 1.0, None, None, "out", devices)
+    result = Result("tensor", 0.1, 0.0, 1.0, 2.0, 1.0, None, None, "out", devices, ())
     console = Console(file=io.StringIO(), width=100)
     console.print(result_table(result), plan_table(PLAN, [1.0, 2.0, 3.0]))
     assert isinstance(console.file, io.StringIO)

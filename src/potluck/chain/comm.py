@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
+from potluck.chain.pace import Pace
 from potluck.errors import DeviceLost
 
 Listener = Callable[[str, Tensor], None]
@@ -45,7 +46,8 @@ class Message:
 class Comm:
     """The messages of one generation of devices; out of place, so no piece's tensor ever changes under it.
 
-    Without a ``group`` the device is alone and each message is its own answer: ``single`` walks so.
+    Without a ``group`` the device is alone and each message is its own answer: ``single`` walks so. A ``pace`` makes it
+    an emulated device, slower than this machine.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Comm:
         *,
         wire: torch.dtype | None = None,
         listener: Listener | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.group = group
         self.rank = group.rank() if group else 0
@@ -61,6 +64,7 @@ class Comm:
         self.wire = wire
         self.clocks = Clocks()
         self._listener = listener
+        self._pace = pace
 
     def all_reduce(self, x: Tensor, *, exact: bool = False) -> Message:
         """Start summing ``x`` over all devices; the answer travels and arrives in the wire's dtype.
@@ -106,17 +110,26 @@ class Comm:
 
     def finish(self, work: dist.Work) -> None:
         """Wait for ``work`` by the clock."""
+        self.catch_up()
         start = time.perf_counter()
         try:
             work.wait()
         except RuntimeError as error:
             raise _lost(error) from error
         self.clocks.blocked_s.append(time.perf_counter() - start)
+        if self._pace is not None:
+            self._pace.restart()
+
+    def catch_up(self) -> None:
+        """Let a paced device take as long as it would for what it has computed."""
+        if self._pace is not None:
+            self._pace.catch_up()
 
     def _sent(self, start: Callable[[ProcessGroup], dist.Work], content: Tensor) -> Message:
         assert self.group is not None
         if content.numel() == 0:
             return Message(self, None, content)
+        self.catch_up()
         try:
             return Message(self, start(self.group), content)
         except RuntimeError as error:
@@ -129,11 +142,18 @@ class Comm:
 
 
 def gloo_group(store: Store, rank: int, world_size: int, hostname: str, timeout_s: float) -> ProcessGroup:
-    """A Gloo process group that listens only on the interface of ``hostname``; no global group is touched."""
+    """A Gloo process group that listens only on the interface of ``hostname``; no global group is touched.
+
+    Raises:
+        DeviceLost: another device did not come, or left.
+    """
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [ProcessGroupGloo.create_device(hostname=hostname)]
-    group: ProcessGroup = ProcessGroupGloo(store, rank, world_size, options)  # type: ignore[assignment]
+    try:
+        options._devices = [ProcessGroupGloo.create_device(hostname=hostname)]
+        group: ProcessGroup = ProcessGroupGloo(store, rank, world_size, options)  # type: ignore[assignment]
+    except RuntimeError as error:
+        raise _lost(error) from error
     return group
 
 

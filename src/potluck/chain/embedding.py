@@ -27,15 +27,21 @@ class Embedding:
 
 
 def share_embedding(
-    embedding: Embedding | None, ids_BS: Tensor | None, shape_BSD: tuple[int, int, int], stream: torch.dtype, comm: Comm
+    embedding: Embedding | None,
+    ids_BS: Tensor | None,
+    shape_BSD: tuple[int, int, int],
+    stream: torch.dtype,
+    comm: Comm,
+    owner: int = 0,
 ) -> Tensor:
     """The first residual stream ``[B, S, D]`` on every device; ids are needed only where ``embedding`` is.
 
-    It travels from rank 0 in the wire's dtype; the owner goes on with what it sent, so that all streams are equal.
+    It travels from rank ``owner`` in the wire's dtype; the owner goes on with what it sent, so that all streams are
+    equal.
     """
     travels = stream if comm.group is None or comm.wire is None else comm.wire
     if embedding is not None and ids_BS is not None:
         x_BSD = embedding(ids_BS, stream).to(travels)
     else:
         x_BSD = torch.empty(shape_BSD, dtype=travels)
-    return comm.broadcast(x_BSD, 0).wait().to(stream)
+    return comm.broadcast(x_BSD, owner).wait().to(stream)

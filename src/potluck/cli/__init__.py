@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from potluck import __version__
-from potluck.cli import demo, evaluate, generate, merge, tune
+from potluck.cli import demo, evaluate, generate, join, merge, plan, profile, testbed, tune
 from potluck.errors import PotluckError
 
 _INTERRUPTED = 130
@@ -22,10 +22,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("tune")(tune.command)
+app.command("join")(join.command)
+app.command("profile")(profile.command)
+app.command("plan")(plan.command)
 app.command("generate")(generate.command)
 app.command("eval")(evaluate.command)
 app.command("merge")(merge.command)
 app.command("demo")(demo.command)
+app.add_typer(testbed.app, name="testbed")
 
 
 def _version(wanted: bool) -> None:

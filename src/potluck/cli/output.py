@@ -13,6 +13,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and what devices wrote to standard error.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the output directory holds.")]
 
+Nice = Annotated[
+    bool, typer.Option("--nice", help="Low priority and half of the cores, for machines that people use meanwhile.")
+]
+PaceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--pace",
+        metavar="SPEED",
+        help="Emulate a slower device: its speed as a part of one core, above 0 and at most 1.",
+    ),
+]
+
 
 def console(as_json: bool) -> "Console":
     """Where people read: stdout, or stderr where stdout is for JSON."""

@@ -15,10 +15,10 @@ from potluck.chain.ranges import Ranges
 from potluck.chain.residual import AddNorm
 from potluck.chain.share import Share
 from potluck.job import Lora
-from potluck.models.checkpoint import Checkpoint
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.targets import match_targets
+from potluck.models.weights import Weights
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -42,7 +42,7 @@ class Part:
 
 
 def build_part(
-    checkpoint: Checkpoint,
+    checkpoint: Weights,
     decoder: Decoder,
     shares: Sequence[Share],
     rank: int,
@@ -54,7 +54,7 @@ def build_part(
     """Read this rank's ranges, and no others, and make its chain.
 
     Args:
-        checkpoint: the whole model on disk.
+        checkpoint: the whole model, on disk as a rule.
         decoder: its family's description.
         shares: what every rank holds; ranks must agree on it.
         rank: this device.
@@ -80,6 +80,11 @@ def build_part(
         hidden_size=decoder.hidden_size,
         weight_bytes=cutter.weight_bytes + W_VD.nbytes,
     )
+
+
+def tables(decoder: Decoder) -> tuple[str, ...]:
+    """Names of the tensors whose rows tell token ids: the embedding, and the head where it is another."""
+    return (EMBEDDING,) if decoder.tied else (EMBEDDING, HEAD)
 
 
 @dataclass

@@ -7,7 +7,7 @@ and one map of the whole file soon holds several times the bytes a device asked 
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,9 +17,13 @@ from torch import Tensor
 
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
-from potluck.models.shards import INDEX_FILE, Stored, read_header, shard_files
+from potluck.models.shards import INDEX_FILE, Need, Stored, read_header, shard_files
 
 _CONVERT_BYTES = 4 << 20  # bytes in flight while a tensor is converted to another dtype
+_FETCHED_AT_ONCE = 64 << 20  # what an interruption may lose
+
+Part = tuple[str, Ranges | None, Ranges | None]
+"""A tensor's name, and its rows and columns; None for all of them."""
 
 
 class Checkpoint:
@@ -28,21 +32,26 @@ class Checkpoint:
     Ranks that are threads may share one: reads are positional, and the byte counter is locked.
     """
 
-    def __init__(self, directory: Path, stored: dict[str, Stored], descriptors: list[int]) -> None:
+    def __init__(
+        self, directory: Path, stored: dict[str, Stored], descriptors: list[int], need: Need | None = None
+    ) -> None:
         self.directory = directory
+        self._need = need
         self._stored = stored
         self._descriptors = descriptors
         self._bytes_read = 0
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, directory: Path) -> Self:
+    def open(cls, directory: Path, need: Need | None = None) -> Self:
         """Read the headers of all shards; no tensor is read yet.
+
+        ``need`` is called with a file and its runs ``(offset, length)``, in bytes, before those are read.
 
         Raises:
             BadInput: there is no safetensors checkpoint, a shard is missing, cut short or not what the index says.
         """
-        expected = shard_files(directory)
+        expected = shard_files(directory, need)
         descriptors: list[int] = []
         stored: dict[str, Stored] = {}
         try:
@@ -54,7 +63,7 @@ class Checkpoint:
                     raise BadInput(f"{path} is missing: the checkpoint's index names it. Copy it there.") from None
                 except OSError as error:
                     raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
-                found = read_header(path, descriptors[-1])
+                found = read_header(path, descriptors[-1], need)
                 for name in found if names is None else names:
                     if name not in found:
                         raise BadInput(f"{path} does not hold {name}, although {INDEX_FILE} says so.")
@@ -63,7 +72,7 @@ class Checkpoint:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        return cls(directory, stored, descriptors)
+        return cls(directory, stored, descriptors, need)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,7 +126,10 @@ class Checkpoint:
         target = torch.empty(shape, dtype=dtype or stored.dtype)
         if target.numel() == 0:
             return target
-        runs = _runs(stored, row_spans, column_spans)
+        runs: Iterable[tuple[int, int]] = _runs(stored, row_spans, column_spans)
+        if self._need is not None:
+            runs = list(runs)
+            self._need(stored.path, runs)
         if target.dtype == stored.dtype:
             self._fill(name, stored, _bytes_of(target), runs)
         else:
@@ -137,6 +149,35 @@ class Checkpoint:
         if len(distinct) and int(distinct[0]) < 0:
             raise BadInput(f"{name} has no row {int(distinct[0])}.")
         return self.read(name, dtype=dtype, rows=Ranges.covering(distinct.tolist()))[inverse]
+
+    def fetch(self, parts: Sequence[Part], progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Make parts present in few requests, so that later reads of them ask for nothing; nothing is read.
+
+        Args:
+            parts: tensors, with rows and columns as in :meth:`read`.
+            progress: told bytes done and bytes in all, those that were here before included.
+
+        Raises:
+            BadInput: there is no such tensor, or the ranges lie outside it.
+        """
+        if self._need is None:
+            return
+        wanted: list[tuple[Path, list[tuple[int, int]]]] = []
+        for name, rows, columns in parts:
+            stored = self._find(name)
+            spans = [self._checked(name, stored.shape, dim, ranges) for dim, ranges in enumerate((rows, columns))]
+            wanted.append((stored.path, list(_runs(stored, *spans))))
+        total = sum(length for _, runs in wanted for _, length in runs)
+        done = 0
+        at_once: list[tuple[int, int]] = []
+        for i, (path, runs) in enumerate(wanted):
+            at_once += runs
+            last = i + 1 == len(wanted) or wanted[i + 1][0] != path
+            size = sum(length for _, length in at_once)
+            if last or size >= _FETCHED_AT_ONCE:
+                self._need(path, at_once)
+                done, at_once = done + size, []
+                progress(done, total)
 
     def close(self) -> None:
         """Close the files; reading afterwards fails."""

@@ -13,14 +13,14 @@ from potluck.chain.ranges import Ranges
 from potluck.chain.residual import Norm
 from potluck.chain.trained import Gradient, Trained
 from potluck.job import Lora
-from potluck.models.checkpoint import Checkpoint
+from potluck.models.weights import Weights
 
 
 @dataclass
 class Cutter:
     """Reads parts of a checkpoint for one rank and collects what is trained of them, piece by piece."""
 
-    checkpoint: Checkpoint
+    checkpoint: Weights
     rank: int
     compute: torch.dtype
     lora: Lora | None

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+Need = Callable[[Path, list[tuple[int, int]]], None]
+"""Makes runs ``(offset, length)`` of a file present before they are read."""
+
 _LARGEST_HEADER = 100_000_000  # the bound of the safetensors library itself
 
 
@@ -43,7 +47,7 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def shard_files(directory: Path) -> dict[str, list[str] | None]:
+def shard_files(directory: Path, need: Need | None = None) -> dict[str, list[str] | None]:
     """The files of a checkpoint, each with the tensors that its index promises; None where there is no index.
 
     Raises:
@@ -54,6 +58,8 @@ def shard_files(directory: Path) -> dict[str, list[str] | None]:
         return {SINGLE_FILE: None}
     if not index.is_file():
         raise BadInput(f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}: it is not a safetensors checkpoint.")
+    if need is not None:
+        need(index, [(0, index.stat().st_size)])
     try:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards: dict[str, list[str]] = {}
@@ -68,19 +74,23 @@ def shard_files(directory: Path) -> dict[str, list[str] | None]:
     return dict(shards)
 
 
-def read_header(path: Path, descriptor: int) -> dict[str, Stored]:
+def read_header(path: Path, descriptor: int, need: Need | None = None) -> dict[str, Stored]:
     """Layout of one safetensors file: 8 bytes little-endian header length, the header as JSON, the tensors' bytes.
 
     Raises:
         BadInput: the file is a Git LFS pointer, cut short, damaged, or holds a dtype torch has no plain tensor for.
     """
     file_size = os.fstat(descriptor).st_size
+    if need is not None:
+        need(path, [(0, min(64, file_size))])
     prefix = os.pread(descriptor, 64, 0)
     if prefix.startswith(LFS_START):
         raise BadInput(f"{path} is a Git LFS pointer, not the weights: run 'git lfs pull' in its directory.")
     header_size = int.from_bytes(prefix[:8], "little")
     if len(prefix) < 8 or header_size > min(_LARGEST_HEADER, file_size - 8):
         raise BadInput(f"{path} is not a safetensors file or was cut short ({file_size} bytes): copy it again.")
+    if need is not None:
+        need(path, [(8, header_size)])
     try:
         header: dict[str, dict[str, Any]] = json.loads(os.pread(descriptor, header_size, 8))
         header.pop("__metadata__", None)

@@ -1,11 +1,11 @@
 """What a person calls a model, found on disk as a directory in Hugging Face layout."""
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from potluck.errors import BadInput
+from potluck.models.cache import user_cache
 from potluck.models.gguf import converted
 from potluck.models.shards import INDEX_FILE, LFS_START, SINGLE_FILE
 
@@ -41,12 +41,6 @@ def resolve(model: str, *, tell: Callable[[str], None] | None = None, cache: Pat
     fetched = _fetched(model, tell)
     check_directory(fetched)
     return fetched
-
-
-def user_cache() -> Path:
-    """The user's cache directory for potluck (XDG base directories)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "potluck"
 
 
 def check_directory(directory: Path) -> None:

@@ -8,32 +8,45 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, ProcessGroup, Store  # type: ignore[attr-defined]
 
 from potluck.chain.comm import Comm, gloo_group
+from potluck.chain.pace import Pace, come_first
 from potluck.errors import DeviceLost, PotluckError
-from potluck.job import parse_job
-from potluck.models.precision import torch_dtype
+from potluck.job import Job, parse_job
+from potluck.models.precision import choose_dtype, torch_dtype
+from potluck.models.shards import Need
+from potluck.pool.local import stand_back
 from potluck.pool.memory import free_at_once, memory_mib
 from potluck.pool.plan import Plan
+from potluck.pool.profile import Work
+from potluck.pool.spec import DeviceSpec
 from potluck.pool.trainer import train
 
+if TYPE_CHECKING:
+    from potluck.models.fetched import Fetched
+
+# What only some devices need is imported where it is needed: a training device has no memory to spare for it.
+
 SILENCE_S = 600.0  # a device that neither answers nor ends for so long is taken for lost
+
+Emit = Callable[[dict[str, Any]], None]
 
 
 def main() -> int:
     """Run one device; returns its exit code."""
-    spec = json.loads(sys.stdin.readline())
+    spec = DeviceSpec.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1, encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not come between the events
-    rank = int(spec["rank"])
 
     def emit(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=events, flush=True)
@@ -41,38 +54,122 @@ def main() -> int:
     imported_mib = memory_mib("VmRSS")
     free_at_once()
     try:
-        _run(spec, rank, emit)
+        run_task(spec, _group(spec), emit)
     except Exception as error:
-        peer = isinstance(error, DeviceLost)
+        kind = "peer" if isinstance(error, DeviceLost) else "own"
         code = error.exit_code if isinstance(error, PotluckError) else 1
-        message = str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}"
-        said = {"event": "error", "rank": rank, "kind": "peer" if peer else "own", "message": message}
+        said = {"event": "error", "rank": spec.rank, "kind": kind, "message": _told_of(error, spec)}
         emit({**said, "exit_code": code, "traceback": traceback.format_exc()})
         return code
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    emit(
-        {
-            "event": "finished",
-            "rank": rank,
-            "peak_rss_mib": memory_mib("VmHWM"),
-            "import_rss_mib": imported_mib,
-            "cpu_s": usage.ru_utime + usage.ru_stime,
-        }
-    )
+    emit(finished(spec.rank, imported_mib))
     return 0
 
 
-def _run(spec: dict[str, Any], rank: int, emit: Any) -> None:
-    job = parse_job(spec["job"])
-    plan = Plan.from_json(spec["plan"])
-    torch.set_num_threads(int(spec["threads"]))
-    group = None
-    if plan.strategy != "single":
-        world_size = int(spec["world_size"])
-        store = FileStore(spec["store"], world_size)
-        group = gloo_group(store, rank, world_size, "127.0.0.1", timeout_s=SILENCE_S)
-    wire = torch_dtype("fp64" if job.dtype == "fp64" else job.wire)
-    train(job, plan, Comm(group, wire=wire), Path(spec["model_dir"]), Path(spec["result_dir"]), emit)
+def _told_of(error: Exception, spec: DeviceSpec) -> str:
+    """What the coordinator is told; errors of libraries may quote texts, which stay with a guest that brought them."""
+    if isinstance(error, PotluckError):
+        return str(error)
+    return type(error).__name__ if spec.owns and spec.rank else f"{type(error).__name__}: {error}"
+
+
+def finished(rank: int, imported_mib: float) -> dict[str, Any]:
+    """The last event of a device: what it took of its machine."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "event": "finished",
+        "rank": rank,
+        "peak_rss_mib": memory_mib("VmHWM"),
+        "import_rss_mib": imported_mib,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def run_task(spec: DeviceSpec, group: ProcessGroup | None, emit: Emit) -> None:
+    """Do what a spec says on a group that stands.
+
+    Raises:
+        PotluckError: as :func:`potluck.pool.trainer.train`.
+    """
+    if spec.nice:
+        stand_back()
+    torch.set_num_threads(spec.threads)
+    job = parse_job(spec.job)
+    pace = None
+    if spec.pace is not None:
+        come_first()
+        pace = Pace(spec.pace)
+    comm = Comm(group, wire=torch_dtype("fp64" if job.dtype == "fp64" else job.wire), pace=pace)
+    if spec.task == "measure":
+        _measure(spec, job, comm, pace, emit)
+        return
+    assert spec.plan is not None
+    plan = Plan.from_json(spec.plan)
+    result_dir = None if spec.result_dir is None else Path(spec.result_dir)
+    if spec.model_dir is not None:
+        train(job, plan, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
+        return
+    with tempfile.TemporaryDirectory(prefix="potluck-") as private:
+        fetched, need = _model(spec)
+        if spec.template is not None:
+            template = Path(private) / "template.jinja"
+            template.write_text(spec.template, encoding="utf-8")
+            job = job.model_copy(update={"data": job.data.model_copy(update={"template": str(template)})})
+        train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=need)
+        emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
+
+
+def _group(spec: DeviceSpec) -> ProcessGroup | None:
+    """The process group of all devices; None for a device alone."""
+    if spec.world_size == 1:
+        return None
+    store: Store
+    if spec.store is not None:
+        store = FileStore(spec.store, spec.world_size)
+        return gloo_group(store, spec.rank, spec.world_size, "127.0.0.1", timeout_s=SILENCE_S)
+    from potluck.control.client import Access, Client
+    from potluck.control.preflight import check_paths
+    from potluck.control.store import ControlStore
+
+    assert spec.access is not None
+    # a slow disk may keep a device from starting for minutes; one that ended is told of by the control channel
+    store = ControlStore(Client(Access.from_json(spec.access)), spec.generation, timeout_s=SILENCE_S)
+    check_paths(store, spec.rank, spec.names, spec.address)
+    return gloo_group(store, spec.rank, spec.world_size, spec.address, timeout_s=SILENCE_S)
+
+
+def _measure(spec: DeviceSpec, job: Job, comm: Comm, pace: Pace | None, emit: Emit) -> None:
+    """Agree on a dtype, then measure this device and the link between all."""
+    from potluck.pool.link import measure_link
+    from potluck.pool.measure import measure
+    from potluck.pool.measured_work import message_bytes
+
+    assert spec.work is not None
+    work = Work.model_validate(spec.work)
+    if job.dtype == "auto":
+        hidden_size, columns = work.config["hidden_size"], work.config["intermediate_size"]
+        slower = float(choose_dtype("auto", hidden_size, columns) != "bf16")
+        # bf16 can be a hundred times slower where the processor has no instructions for it: one such device decides
+        anyone_slower = float(comm.all_reduce(torch.tensor([slower]), exact=True).wait())
+        work = work.model_copy(update={"dtype": "fp32" if anyone_slower else "bf16"})
+    profile = measure(work, device=spec.name, threads=spec.threads, pace=pace, fresh=spec.fresh)
+    if comm.group is not None:
+        profile = profile.model_copy(update={"link": measure_link(comm, message_bytes(work, job.wire))})
+    emit({"event": "profile", "rank": spec.rank, "profile": profile.model_dump(mode="json")})
+
+
+def _model(spec: DeviceSpec) -> "tuple[Fetched, Need]":
+    """What this device needs of the coordinator's model, fetched as it is read."""
+    from potluck.control.client import Access, Client
+    from potluck.models.fetched import Fetched
+
+    assert spec.access is not None
+    client = Client(Access.from_json(spec.access))
+    fetched = Fetched(Path(spec.cache), client.model_files(), client.ranges)
+    if spec.owns:
+        fetched.fetch_small()
+    else:
+        fetched.whole("config.json")  # it has no texts, so it needs no tokenizer
+    return fetched, fetched.need
 
 
 def _end_with_parent() -> None:

@@ -1,6 +1,5 @@
 """The owner's data: examples of a job, and the micro-batches of each step."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,15 +26,14 @@ def read_training_data(job: Job, model_dir: Path, *, vocab_size: int, max_positi
 
 
 class Feed:
-    """The micro-batches of any step, in an order that follows from the job's seed alone."""
+    """One owner's micro-batches of any of its turns, in an order that follows from the job's seed alone."""
 
-    def __init__(self, job: Job, examples: Sequence[Example]) -> None:
+    def __init__(self, examples: Sequence[Example], *, examples_a_turn: int, micro_batch_size: int | None, seed: int):
         self._examples = examples
-        self._order = Order([len(example.ids) for example in examples], job.batch_size, job.seed)
-        self._micro = job.micro_batch_size or job.batch_size
-        self.steps = job.steps or max(1, math.ceil(job.epochs * self._order.batches_per_epoch))
+        self._order = Order([len(example.ids) for example in examples], examples_a_turn, seed)
+        self._micro = micro_batch_size or examples_a_turn
 
-    def batches(self, step: int) -> list[Batch]:
-        """What the optimizer step ``step`` (from 0) trains on."""
-        indices = self._order.indices(step)
+    def batches(self, turn: int) -> list[Batch]:
+        """What this owner brings to its turn ``turn`` (from 0)."""
+        indices = self._order.indices(turn)
         return [collate([self._examples[i] for i in part]) for part in micro_batches(indices, self._micro)]

@@ -37,6 +37,11 @@ class Plan:
 
     strategy: str
     devices: tuple[DeviceShare, ...]
+    predicted_step_s: float | None = None
+    """None where shares were given by hand, and nothing was measured."""
+    predicted_idle_ratio: float | None = None
+    why: str = ""
+    """Why this plan, in a sentence or two; empty for shares by hand."""
 
     @property
     def shares(self) -> list[Share]:
@@ -51,6 +56,9 @@ class Plan:
                 {"name": d.name, **{unit: getattr(d, unit).spans for unit in ("heads", "columns", "vocab_rows")}}
                 for d in self.devices
             ],
+            "predicted_step_s": self.predicted_step_s,
+            "predicted_idle_ratio": self.predicted_idle_ratio,
+            "why": self.why,
         }
 
     @classmethod
@@ -66,11 +74,12 @@ class Plan:
             )
             for device in content["devices"]
         ]
-        return cls(content["strategy"], tuple(devices))
+        predicted = (content.get("predicted_step_s"), content.get("predicted_idle_ratio"), content.get("why", ""))
+        return cls(content["strategy"], tuple(devices), *predicted)
 
 
-def make_plan(job: Job, config: PretrainedConfig) -> Plan:
-    """The plan a job asks for.
+def make_plan(job: Job, config: PretrainedConfig, names: Sequence[str] | None = None) -> Plan:
+    """The plan a job asks for by its ``devices`` and ``shares``; ``names`` of the devices, if they have any.
 
     Raises:
         BadInput: the model's family is unknown, the shares do not fit the model, or the strategy does not fit the
@@ -90,9 +99,19 @@ def make_plan(job: Job, config: PretrainedConfig) -> Plan:
     totals = {"heads": model.num_heads, "columns": model.intermediate_size, "vocab_rows": model.vocab_size}
     cuts = {unit: split_by(_counts(unit, total, ratio, by_hand.get(unit))) for unit, total in totals.items()}
     devices = [
-        DeviceShare(f"device-{rank}", cuts["heads"][rank], cuts["columns"][rank], cuts["vocab_rows"][rank])
+        DeviceShare(
+            names[rank] if names else f"device-{rank}",
+            cuts["heads"][rank],
+            cuts["columns"][rank],
+            cuts["vocab_rows"][rank],
+        )
         for rank in range(world_size)
     ]
+    holders = [device.name for device in devices if device.heads or device.columns or device.vocab_rows]
+    if len(holders) == 1 < world_size:
+        raise BadInput(
+            f"Every share goes to {holders[0]}: train there alone, with 'strategy: single' and without the others."
+        )
     return Plan(strategy, tuple(devices))
 
 

@@ -37,6 +37,16 @@ class DeviceResult:
 
 
 @dataclass(frozen=True)
+class OwnerResult:
+    """What one owner of data brought to the run."""
+
+    name: str
+    examples: int
+    target_tokens: int
+    """Over all steps: the weight of its data."""
+
+
+@dataclass(frozen=True)
 class Result:
     """The outcome of :func:`potluck.tune`."""
 
@@ -53,10 +63,18 @@ class Result:
     adapter: str
     """Directory of the adapter, or of the plain checkpoint where all weights were trained."""
     devices: tuple[DeviceResult, ...]
+    owners: tuple[OwnerResult, ...]
+    predicted_step_s: float | None = None
+    """What the plan expected a step to take; None where it was not made from measurements."""
+
+    @property
+    def prediction_error(self) -> float | None:
+        """``predicted / measured - 1``: above 0 where the plan expected a step to take longer than it did."""
+        return None if self.predicted_step_s is None else self.predicted_step_s / self.step_s - 1
 
     def to_json(self) -> dict[str, Any]:
         """The fields as one JSON object."""
-        return asdict(self) | {"devices": [asdict(device) for device in self.devices]}
+        return asdict(self) | {"prediction_error": self.prediction_error}
 
 
 class Tally:
@@ -66,12 +84,15 @@ class Tally:
         self._metrics = metrics
         self._steps: list[dict[str, Any]] = []
         self._peak_rss_mib: dict[int, float] = {}
+        self._examples: dict[int, int] = {}
 
     def event(self, event: dict[str, Any]) -> None:
         """Take note of one event of a device."""
         if event["event"] == "step":
             self._steps.append(event)
             self._write(event)
+        elif event["event"] == "data":
+            self._examples[event["rank"]] = event["examples"]
         elif event["event"] == "finished":
             self._peak_rss_mib[event["rank"]] = event["peak_rss_mib"]
 
@@ -80,7 +101,13 @@ class Tally:
         self._write({"event": "eval", "before": asdict(before), "after": asdict(after)})
 
     def result(
-        self, plan: Plan, adapter: Path | str, *, before: Evaluated | None = None, after: Evaluated | None = None
+        self,
+        plan: Plan,
+        adapter: Path | str,
+        *,
+        before: Evaluated | None = None,
+        after: Evaluated | None = None,
+        predicted_step_s: float | None = None,
     ) -> Result:
         """The sum of it all.
 
@@ -103,6 +130,10 @@ class Tally:
             )
             for rank, share in enumerate(plan.devices)
         )
+        owners = tuple(
+            OwnerResult(plan.devices[rank].name, count, sum(step["owned_targets"][rank] for step in self._steps))
+            for rank, count in sorted(self._examples.items())
+        )
         return Result(
             strategy=plan.strategy,
             step_s=median(step["step_s"] for step in self._steps),
@@ -114,6 +145,8 @@ class Tally:
             eval_after=after,
             adapter=str(adapter),
             devices=devices,
+            owners=owners,
+            predicted_step_s=predicted_step_s,
         )
 
     def _total(self, rank: int, clock: str) -> float:

@@ -17,9 +17,11 @@ from potluck.errors import PotluckError
 from potluck.models.build import Part
 from potluck.pool.gradients import Held, hold, spread_values, squared_norm, steps_here, sum_partial
 from potluck.pool.halves import deal, decode_layouts, encode_layouts
+from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch, Layout
 
 OWNER = 0
+"""The coordinator's rank, which always has data."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class StepReport:
     gradient_norm: float
     bytes_sent: int
     devices: tuple[DeviceTime, ...]
+    owned_targets: tuple[int, ...]
+    """Target tokens each device brought: the weight its data had in this step."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,20 @@ class Gradients:
     norm: float
     tokens: int
     target_tokens: int
+    owned_targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """One micro-batch as this device sees it: contents only where they are owned."""
+
+    owner: int
+    layout: Layout
+    batch: Batch | None
+
+    @property
+    def targets(self) -> int:
+        return sum(len(positions) for positions in self.layout.positions)
 
 
 class Stepper:
@@ -87,8 +105,8 @@ class Stepper:
         self.optimizer = torch.optim.AdamW(used, lr=settings.learning_rate, fused=True) if used else None
         self.done = 0
 
-    def step(self, batches: Sequence[Batch] | None) -> StepReport:
-        """Train on one step's micro-batches; ``batches`` only on their owner.
+    def step(self, turns: Sequence[Turn]) -> StepReport:
+        """Train on one step's turns, the same on every device but for their contents.
 
         Raises:
             DeviceLost: another device ended.
@@ -97,7 +115,7 @@ class Stepper:
         start = time.perf_counter()
         self.comm.clocks.blocked_s.clear()
         sent_before = self.comm.clocks.bytes_sent
-        found = self.accumulate(batches)
+        found = self.accumulate(turns)
         rate = self.settings.learning_rate * scheduled(self.settings, self.done)
         self.update(found.norm, rate)
         step_s, devices = self._times(start)
@@ -110,16 +128,21 @@ class Stepper:
             gradient_norm=found.norm,
             bytes_sent=self.comm.clocks.bytes_sent - sent_before,
             devices=devices,
+            owned_targets=found.owned_targets,
         )
 
-    def accumulate(self, batches: Sequence[Batch] | None) -> Gradients:
+    def accumulate(self, turns: Sequence[Turn]) -> Gradients:
         """Leave the whole step's gradient, as far as this device holds it, in ``.grad`` of its trained tensors."""
-        layouts = self._layouts(batches)
-        target_tokens = sum(len(positions) for layout in layouts for positions in layout.positions)
-        part_of_loss = self._walk(layouts, batches, target_tokens)
+        micro_batches = [each for turn in turns for each in self._exchanged(turn)]
+        target_tokens = sum(each.targets for each in micro_batches)
+        part_of_loss = self._walk(micro_batches, target_tokens)
         sum_partial(self.held, self.comm)
         norm, loss = self._agree(part_of_loss)
-        return Gradients(loss, norm, sum(sum(layout.lengths) for layout in layouts), target_tokens)
+        owned_targets = [0] * self.comm.world_size
+        for each in micro_batches:
+            owned_targets[each.owner] += each.targets
+        tokens = sum(sum(each.layout.lengths) for each in micro_batches)
+        return Gradients(loss, norm, tokens, target_tokens, tuple(owned_targets))
 
     def update(self, norm: float, rate: float) -> None:
         """Clip, step what is stepped here, and give replicated tensors their new values everywhere."""
@@ -135,34 +158,36 @@ class Stepper:
         spread_values(self.held, self.comm)
         self.done += 1
 
-    def _layouts(self, batches: Sequence[Batch] | None) -> list[Layout]:
+    def _exchanged(self, turn: Turn) -> list[_MicroBatch]:
+        """A turn's micro-batches, whose layouts their owner tells everyone."""
+        batches, owner = turn.batches, turn.owner
         if self.comm.group is None:
             assert batches is not None
-            return [batch.layout for batch in batches]
+            return [_MicroBatch(owner, batch.layout, batch) for batch in batches]
         encoded = torch.empty(0) if batches is None else encode_layouts([batch.layout for batch in batches])
-        size = self.comm.broadcast(torch.tensor([encoded.numel()]), OWNER).wait()
+        size = self.comm.broadcast(torch.tensor([encoded.numel()]), owner).wait()
         content = torch.empty(int(size), dtype=torch.long) if batches is None else encoded
-        return decode_layouts(self.comm.broadcast(content, OWNER).wait())
+        layouts = decode_layouts(self.comm.broadcast(content, owner).wait())
+        return [_MicroBatch(owner, layout, None if batches is None else batches[m]) for m, layout in enumerate(layouts)]
 
-    def _walk(self, layouts: Sequence[Layout], batches: Sequence[Batch] | None, step_targets: int) -> Tensor:
+    def _walk(self, micro_batches: Sequence[_MicroBatch], step_targets: int) -> Tensor:
         """Add the step's gradients; returns this device's part of the loss."""
         part, comm = self.part, self.comm
         total = torch.zeros((), dtype=torch.float64)
-        for m, layout in enumerate(layouts):
-            halves = deal(layout, None if batches is None else batches[m], self.settings.half_batches)
+        for m, each in enumerate(micro_batches):
+            halves = deal(each.layout, each.batch, self.settings.half_batches)
             ats = [At(self.settings.seed, self.done, m, j) for j in range(len(halves))]
             D = part.hidden_size
+            embedding = None if each.batch is None else part.embedding
             streams = [
-                share_embedding(
-                    None if half.ids_BS is None else part.embedding, half.ids_BS, (*half.shape_BS, D), part.stream, comm
-                )
+                share_embedding(embedding, half.ids_BS, (*half.shape_BS, D), part.stream, comm, each.owner)
                 for half in halves
             ]
             supervised = [half.positions_N for half in halves]
             checkpointing = self.settings.checkpointing
             hidden, tapes = forward(part.chain, streams, supervised, ats, comm, checkpointing=checkpointing)
             labels = [half.targets_N for half in halves if half.targets_N is not None]
-            targets = Targets(labels, part.target_rows) if batches is not None else None
+            targets = None if each.batch is None else Targets(labels, part.target_rows)
             loss, gradients = cross_entropy(part.head, hidden, targets, step_targets, comm)
             backward(part.chain, tapes, gradients, comm)
             total += loss.double()

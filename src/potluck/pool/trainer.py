@@ -1,5 +1,6 @@
 """One device's run of a job: read the share, take the steps, bring the result together."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,60 +15,104 @@ from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.precision import torch_dtype
+from potluck.models.prefetch import prefetch
 from potluck.models.save import CheckpointWriter, copy_beside_weights
+from potluck.models.shards import Need
 from potluck.pool.gather import gather_whole
 from potluck.pool.memory import trim
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
-from potluck.pool.step import OWNER, Settings, Stepper
+from potluck.pool.step import Settings, Stepper
+from potluck.pool.turns import Turn, Turns
+from potluck.texts.batch import Example
 
 Emit = Callable[[dict[str, Any]], None]
 
 
-def train(job: Job, plan: Plan, comm: Comm, model_dir: Path, result_dir: Path, emit: Emit) -> Part:
-    """Train this rank's part; rank 0 reads the data and writes the result into ``result_dir``.
+def train(
+    job: Job,
+    plan: Plan,
+    comm: Comm,
+    model_dir: Path,
+    result_dir: Path | None,
+    emit: Emit,
+    *,
+    owns: bool,
+    need: Need | None = None,
+) -> Part:
+    """Train this rank's part; rank 0 writes the result into ``result_dir``.
+
+    Args:
+        job: alike on all devices, but for the paths of an owner's own data.
+        plan: what every rank holds.
+        comm: the messages.
+        model_dir: the model, or what is here of it.
+        result_dir: where rank 0 puts the result.
+        emit: told each event.
+        owns: whether this device has training data.
+        need: fetches what of the model is not here yet.
 
     Raises:
         BadInput: the data or the targets cannot be used.
         DeviceLost: another device ended.
         PotluckError: the loss stopped being a finite number.
     """
+    rank = comm.rank
     decoder = decoder_of(read_config(model_dir))
-    feed = None
-    if comm.rank == OWNER:
+    examples: list[Example] = []
+    if owns:
         encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
-        feed = Feed(job, encoded.examples)
-        emit(
-            {
-                "event": "data",
-                "examples": len(encoded.examples),
-                "dropped": encoded.dropped,
-                "cut": encoded.cut,
-                "steps": feed.steps,
-            }
-        )
-    with Checkpoint.open(model_dir) as checkpoint:
+        examples = encoded.examples
+        counted = {"examples": len(examples), "dropped": encoded.dropped, "cut": encoded.cut}
+        emit({"event": "data", "rank": rank, **counted})
+    with Checkpoint.open(model_dir, need) as checkpoint:
+        lora = job.lora if job.train == "lora" else None
+        if need is not None:
+            prefetch(
+                checkpoint,
+                decoder,
+                plan.shares,
+                rank,
+                lora,
+                owns=owns,
+                progress=lambda done, total: emit({"event": "fetching", "rank": rank, "done": done, "total": total}),
+            )
         part = build_part(
             checkpoint,
             decoder,
             plan.shares,
-            comm.rank,
+            rank,
             compute=torch_dtype(job.dtype),
-            lora=job.lora if job.train == "lora" else None,
+            lora=lora,
             seed=job.seed,
         )
         trim()
-        emit({"event": "loaded", "rank": comm.rank, "weights_mib": part.weight_bytes / 2**20})
-        steps = comm.broadcast(torch.tensor([feed.steps if feed else 0]), OWNER).wait()
-        stepper = Stepper(part, comm, settings_of(job, int(steps)))
-        for step in range(int(steps)):
-            report = stepper.step(feed.batches(step) if feed else None)
-            if comm.rank == 0:
-                emit({"event": "step", "step": step + 1, "steps": int(steps), **asdict(report)})
-        if comm.rank == 0:
+        emit({"event": "loaded", "rank": rank, "weights_mib": part.weight_bytes / 2**20})
+        turns = Turns(comm.all_gather(torch.tensor([len(examples)])).wait()[:, 0].tolist(), job.batch_size)
+        feed = None
+        if owns:
+            feed = Feed(
+                examples,
+                examples_a_turn=turns.examples_a_turn,
+                micro_batch_size=job.micro_batch_size,
+                seed=job.seed,
+            )
+        steps = job.steps or max(1, math.ceil(job.epochs * turns.steps_per_epoch))
+        if rank == 0:
+            emit({"event": "begin", "steps": steps})
+        stepper = Stepper(part, comm, settings_of(job, steps))
+        for step in range(steps):
+            report = stepper.step(
+                [Turn(owner, feed.batches(turn) if feed and owner == rank else None) for owner, turn in turns.of(step)]
+            )
+            if rank == 0:
+                emit({"event": "step", "step": step + 1, "steps": steps, **asdict(report)})
+                for owner in turns.run_out_after(step):
+                    emit({"event": "ran_out", "owner": owner, "step": step + 1})
+        if rank == 0:
             emit({"event": "saving"})
         save(job, part, comm, checkpoint, model_dir, result_dir)
-        if comm.rank == 0:
+        if rank == 0:
             emit({"event": "saved"})
     return part
 
@@ -87,15 +132,17 @@ def settings_of(job: Job, steps: int) -> Settings:
     )
 
 
-def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Path, result_dir: Path) -> None:
+def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Path, result_dir: Path | None) -> None:
     """Gather what was trained on rank 0 and write it: a PEFT adapter, or a plain checkpoint in the base's dtypes."""
     whole = gather_whole(part.chain.trained, comm)
-    template = Path(job.data.template)
-    own_template = template.read_text(encoding="utf-8") if template.is_file() else None
     if comm.rank != 0:
         for _ in whole:
             pass
-    elif job.train == "lora":
+        return
+    assert result_dir is not None
+    template = Path(job.data.template)
+    own_template = template.read_text(encoding="utf-8") if template.is_file() else None
+    if job.train == "lora":
         names = {t.name.split(".lora_")[0] for t in part.chain.trained}
         targets = sorted({name.rsplit(".", 1)[-1] for name in names})
         if "all-linear" not in job.lora.targets:

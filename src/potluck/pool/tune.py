@@ -1,70 +1,119 @@
 """One training run, top to bottom: check, plan, score, train on the devices, save, score what was saved."""
 
 import gc
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
+from potluck.errors import BadInput
 from potluck.job import Job, dump_job
 from potluck.models.families import decoder_of, read_config
-from potluck.models.precision import choose_dtype, torch_dtype
+from potluck.models.precision import torch_dtype
 from potluck.models.save import check_output, replace_directory
 from potluck.models.source import resolve
 from potluck.models.targets import match_targets
-from potluck.pool.launch import Event, run_devices
+from potluck.pool.crew import Crew, Gathering, LocalCrew, Manners, check_devices, check_gathering, joined_crew
+from potluck.pool.decide import decide
+from potluck.pool.launch import Event
+from potluck.pool.launched import LaunchedCrew, led_ranks
 from potluck.pool.listener import Listener
-from potluck.pool.plan import Plan, make_plan
+from potluck.pool.plan import Plan, make_plan, parse_devices
+from potluck.pool.ranks import Launch, Ranks
 from potluck.pool.result import Evaluated, Result, Tally
 from potluck.texts.batch import Example
 from potluck.texts.rows import Row, read_rows
 from potluck.use import JOB_FILE, METRICS_FILE, encode_for, score
 
 
-def tune(job: Job, *, listener: Listener | None = None) -> Result:
-    """Run a job on local devices, one process each, and put the result in ``job.output``.
+def tune(
+    job: Job,
+    *,
+    gathering: Gathering | None = None,
+    launch: Launch | None = None,
+    manners: Manners | None = None,
+    listener: Listener | None = None,
+) -> Result:
+    """Run a job and put the result in ``job.output``.
 
     The result is a PEFT adapter (a plain checkpoint where ``train: full``) with the resolved job as ``job.yaml`` and
     one line a step in ``metrics.jsonl``. It appears whole or not at all. Held-out examples are scored before training
     and again with what was saved, read back from disk.
+
+    Args:
+        job: what to do.
+        gathering: other machines to wait for; without it, the devices are processes of this machine.
+        launch: the ranks a launcher has started, of which this is rank 0.
+        manners: how this machine computes.
+        listener: told how it goes.
 
     Raises:
         BadInput: the job, its data, its model or its output cannot be used; nothing was written.
         DeviceLost: a device ended before the training did; nothing was written.
         SaveFailed: the result could not be written; what stood there before is untouched.
     """
-    listener = listener or Listener()
+    listener, manners = listener or Listener(), manners or Manners()
+    with ExitStack() as stack:
+        ranks = None if launch is None else stack.enter_context(led_ranks(launch))
+        return _tune(job, gathering, ranks, manners, listener)
+
+
+def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: Manners, listener: Listener) -> Result:
+    if gathering is not None and ranks is not None:
+        raise BadInput("A launcher started this process: --peers is for machines that join by themselves. Use one.")
+    if gathering is not None:
+        check_gathering(job, gathering)
+    if ranks is not None:
+        world_size = ranks.launch.world_size
+        check_devices(job, world_size, f"the launcher, which started {world_size} ranks,")
     check_output(job.output, job.overwrite)
     train_rows = read_rows(job.data.train, job.data.format)  # the device that owns them reads them again
     eval_rows = read_rows(job.data.eval, job.data.format)
     job = resolved(job, [*train_rows, *eval_rows])
     model_dir = resolve(job.model, tell=listener.tell)
     config = read_config(model_dir)
-    plan = make_plan(job, config)
     if job.train == "lora":
         match_targets(job.lora.targets, decoder_of(config).linears)  # refused here, before anything slow
-    shape = config.get_text_config()
-    job = job.model_copy(update={"dtype": choose_dtype(job.dtype, shape.hidden_size, shape.intermediate_size)})
-    encode_for(model_dir, train_rows, job.data)  # also refused here
-    listener.planned(plan)
+    if gathering is None and ranks is None:
+        make_plan(job, config)  # as is this
+    examples = encode_for(model_dir, train_rows, job.data)  # and this
     held_out = encode_for(model_dir, eval_rows, job.data) if eval_rows else []
-    before = _score("before", model_dir, None, held_out, job, listener)
 
-    with (
-        replace_directory(job.output, job.overwrite) as result_dir,
-        (result_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics,
-    ):
-        tally = Tally(metrics)
-        _train(job, model_dir, plan, result_dir, tally, listener)
-        (result_dir / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
-        if job.train == "full":
-            after = _score("after", result_dir, None, held_out, job, listener)
-        else:
-            after = _score("after", model_dir, result_dir, held_out, job, listener)
-        if before is not None and after is not None:
-            tally.scored(before, after)
-    return tally.result(plan, job.output, before=before, after=after)
+    with _crew(job, model_dir, gathering, ranks, manners, listener) as crew:
+        decision = decide(job, config, examples, crew, listener)
+        job, plan = decision.job, decision.plan
+        listener.planned(plan)
+        before = _score("before", model_dir, None, held_out, job, listener)
+        with (
+            replace_directory(job.output, job.overwrite) as result_dir,
+            (result_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics,
+        ):
+            tally = Tally(metrics)
+            _train(job, model_dir, plan, crew, result_dir, tally, listener)
+            (result_dir / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
+            if job.train == "full":
+                after = _score("after", result_dir, None, held_out, job, listener)
+            else:
+                after = _score("after", model_dir, result_dir, held_out, job, listener)
+            if before is not None and after is not None:
+                tally.scored(before, after)
+    predicted_step_s = None if decision.prediction is None else decision.prediction.step_s
+    return tally.result(plan, job.output, before=before, after=after, predicted_step_s=predicted_step_s)
+
+
+def _crew(
+    job: Job,
+    model_dir: Path,
+    gathering: Gathering | None,
+    ranks: Ranks | None,
+    manners: Manners,
+    listener: Listener,
+) -> AbstractContextManager[Crew]:
+    if ranks is not None:
+        return nullcontext(LaunchedCrew(ranks, model_dir, job.threads, manners))
+    if gathering is not None:
+        return joined_crew(job, model_dir, gathering, manners, listener)
+    return nullcontext(LocalCrew(len(parse_devices(job.devices)), job.threads, manners))
 
 
 def resolved(job: Job, rows: Sequence[Row]) -> Job:
@@ -86,24 +135,17 @@ def _absolute(source: str) -> str:
     return str(Path(source).absolute()) if Path(source).exists() else source
 
 
-def _train(job: Job, model_dir: Path, plan: Plan, result_dir: Path, tally: Tally, listener: Listener) -> None:
+def _train(
+    job: Job, model_dir: Path, plan: Plan, crew: Crew, result_dir: Path, tally: Tally, listener: Listener
+) -> None:
     def on_event(event: Event) -> None:
         tally.event(event)
         listener.event(event)
 
     count = len(plan.devices)
     listener.tell(f"Starting {count} device{'s' if count > 1 else ''}.")
-    with tempfile.TemporaryDirectory(prefix="potluck-") as private:  # made with mode 0700
-        common: Mapping[str, object] = {
-            "world_size": count,
-            "job": job.model_dump(mode="json"),
-            "model_dir": str(model_dir),
-            "store": str(Path(private) / "store"),
-            "threads": job.threads or max(1, len(os.sched_getaffinity(0)) // count),
-            "plan": plan.to_json(),
-            "result_dir": str(result_dir),
-        }
-        run_devices([{"rank": rank, "name": share.name, **common} for rank, share in enumerate(plan.devices)], on_event)
+    fields = {"plan": plan.to_json(), "model_dir": str(model_dir), "result_dir": str(result_dir)}
+    crew.run("train", job, fields, on_event)
 
 
 def _score(

@@ -10,10 +10,12 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from potluck.pool.candidates import Candidate
 from potluck.pool.launch import Event
 from potluck.pool.listener import Listener
 from potluck.pool.plan import Plan
 from potluck.pool.result import Evaluated
+from potluck.report.plans import candidates_table, impossible, predicted_table
 from potluck.report.tables import plan_table
 
 _LINE_EVERY_S = 5.0
@@ -39,6 +41,7 @@ class Live(Listener):
         )
         self._task: TaskID | None = None
         self._plan: Plan | None = None
+        self._shares_shown = False
         self._weights_mib: dict[int, float] = {}
         self._steps: list[Event] = []
         self._line_s = float("-inf")
@@ -57,6 +60,24 @@ class Live(Listener):
     def tell(self, text: str) -> None:
         """Show a sentence."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def invited(self, invite: str, peers: int, minutes: float) -> None:
+        """Show what to run on the other machines."""
+        others = "one other machine" if peers == 1 else f"{peers} other machines"
+        self.tell(f"Waiting for {others}. Run there, within {minutes:g} minutes:")
+        self.tell(f"\n  potluck join {invite}\n")
+
+    def chosen(self, candidates: Sequence[Candidate], chosen: Candidate, if_data_moved: str | None) -> None:
+        """Show which plans there are, what the chosen one predicts, and why it was chosen."""
+        if len(candidates) > 1:
+            self._console.print(candidates_table(candidates, chosen))
+            for reason in impossible(candidates):
+                self.tell(reason)
+        self._console.print(predicted_table(chosen))
+        self._shares_shown = True
+        for sentence in (chosen.reason, if_data_moved):
+            if sentence:
+                self.tell(sentence)
 
     def planned(self, plan: Plan) -> None:
         """Keep the plan until every device has said how much it holds."""
@@ -78,6 +99,10 @@ class Live(Listener):
             self._loaded(event["rank"], event["weights_mib"])
         elif event["event"] == "data":
             self._told_data(event)
+        elif event["event"] == "begin":
+            self.tell(f"{event['steps']:,} steps.")
+        elif event["event"] == "ran_out":
+            self.tell(f"{self._name(event['owner'])} has no more examples in this epoch; the others go on.")
         elif event["event"] == "step":
             self._stepped(event)
         elif event["event"] == "saving":
@@ -87,10 +112,20 @@ class Live(Listener):
     def _loaded(self, rank: int, weights_mib: float) -> None:
         self._weights_mib[rank] = weights_mib
         if self._plan is not None and len(self._weights_mib) == len(self._plan.devices):
-            self._console.print(plan_table(self._plan, [self._weights_mib[r] for r in sorted(self._weights_mib)]))
+            held = [self._weights_mib[rank] for rank in sorted(self._weights_mib)]
+            if self._shares_shown:
+                each = (f"{share.name} {mib:,.0f} MiB" for share, mib in zip(self._plan.devices, held, strict=True))
+                if not self._steps:  # the ranks of a launcher tell all they have to tell at the end
+                    self.tell(f"Weights: {', '.join(each)}.")
+            else:
+                self._console.print(plan_table(self._plan, held))
+
+    def _name(self, rank: int) -> str:
+        return f"device {rank}" if self._plan is None else self._plan.devices[rank].name
 
     def _told_data(self, event: Event) -> None:
-        self.tell(f"{event['examples']:,} examples, {event['steps']:,} steps.")
+        whose = f"{self._name(event['rank'])}: " if self._plan is not None and len(self._plan.devices) > 1 else ""
+        self.tell(f"{whose}{event['examples']:,} examples.")
         if event["cut"]:
             self.tell(f"{event['cut']:,} examples were longer than max_length and were cut.")
         if dropped := event["dropped"]:

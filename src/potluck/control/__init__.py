@@ -1,0 +1,1 @@
+"""One front door: a coordinator serves HTTPS, members dial out; knows nothing of what is trained."""

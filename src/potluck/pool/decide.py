@@ -1,0 +1,97 @@
+"""From a job and the devices that have come to the plan they train by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from potluck.errors import PotluckError
+from potluck.job import Job
+from potluck.models.families import decoder_of
+from potluck.models.precision import choose_dtype
+from potluck.pool.candidates import Candidate, best, if_data_moved, plans
+from potluck.pool.cost import Prediction, Units, predict
+from potluck.pool.crew import COORDINATOR, Crew
+from potluck.pool.listener import Listener
+from potluck.pool.measured_work import work_of
+from potluck.pool.plan import Plan, make_plan
+from potluck.pool.profile import Profile, parse_profile
+from potluck.pool.task import task_of
+from potluck.texts.batch import Example
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What will be done."""
+
+    job: Job
+    """With its dtype resolved."""
+    plan: Plan
+    prediction: Prediction | None = None
+    """None where nothing was measured."""
+
+
+def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew: Crew, listener: Listener) -> Decision:
+    """Measure the devices, if they are of several machines, and choose who holds what; who is not needed may go.
+
+    Args:
+        job: by ``devices`` or ``shares`` it may say itself who holds what.
+        config: of the model.
+        examples: the coordinator's.
+        crew: the devices.
+        listener: told profiles, plan and reasons.
+
+    Raises:
+        BadInput: no plan fits.
+        DeviceLost: a device ended.
+    """
+    if not crew.measured:
+        shape = config.get_text_config()
+        job = job.model_copy(update={"dtype": choose_dtype(job.dtype, shape.hidden_size, shape.intermediate_size)})
+        return Decision(job, make_plan(job, config, crew.names))
+    listener.tell(f"Measuring {len(crew.names)} devices.")
+    profiles = _measured(job, config, examples, crew)
+    work = profiles[COORDINATOR].work
+    job = job.model_copy(update={"dtype": work.dtype})
+    decoder = decoder_of(config)
+    owners = [crew.names[rank] for rank in crew.owners]
+    if job.shares is not None or ":" in job.devices:
+        by_ratio = job if ":" in job.devices else job.model_copy(update={"devices": str(len(crew.names))})
+        plan = make_plan(by_ratio, config, crew.names)
+        units = [Units(len(d.heads), len(d.columns), len(d.vocab_rows)) for d in plan.devices]
+        task = task_of(job, decoder, work, owners=len(owners))
+        prediction = predict(task, profiles, units, owners=owners)
+        by_hand = Candidate(plan.strategy, True, "", plan, prediction)
+        listener.chosen([by_hand], by_hand, None)
+        return Decision(job, plan, prediction)
+    candidates = plans(job, decoder, work, profiles, owners)
+    chosen = best(candidates, job.strategy)
+    assert chosen.plan is not None
+    moved = if_data_moved(job, decoder, work, profiles, owners, chosen) if job.data_stays else None
+    listener.chosen(candidates, chosen, moved)
+    _send_home_who_is_not_needed(crew, chosen.plan)
+    return Decision(job, chosen.plan, chosen.prediction)
+
+
+def _measured(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew: Crew) -> list[Profile]:
+    """Every device's profile, in the order of ranks."""
+    decided = job if job.dtype != "auto" else job.model_copy(update={"dtype": "fp32"})  # until the devices decide
+    work = work_of(decided, config, examples, len(crew.owners))
+    found: dict[int, Profile] = {}
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "profile":
+            found[event["rank"]] = parse_profile(event["profile"], where=crew.names[event["rank"]])
+
+    crew.run("measure", job, {"work": work.model_dump(mode="json")}, on_event)
+    if missing := [name for rank, name in enumerate(crew.names) if rank not in found]:
+        raise PotluckError(f"{', '.join(missing)} ended without a profile.")
+    return [found[rank] for rank in sorted(found)]
+
+
+def _send_home_who_is_not_needed(crew: Crew, plan: Plan) -> None:
+    ranks = [crew.names.index(device.name) for device in plan.devices]
+    if len(ranks) < len(crew.names):
+        alone = "alone" if len(ranks) == 1 else "without this device"
+        crew.keep(ranks, f"{crew.names[COORDINATOR]} trains faster {alone}: this device is not needed.")

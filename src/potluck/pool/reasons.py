@@ -1,0 +1,116 @@
+"""Why a plan is as it is, in sentences."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from potluck.pool.cost import Costs, Prediction, costs_of
+from potluck.pool.plan import Plan
+from potluck.pool.profile import Profile
+from potluck.pool.search import shares_of
+from potluck.pool.task import Task
+
+_FULL = 0.97
+_MENTIONED = 3
+
+
+def alone_s(task: Task, profile: Profile) -> float:
+    """Seconds in which a device would compute a whole step; memory is not looked at."""
+    costs = costs_of(task, [profile], ())
+    return float(((costs.alpha_D3 + costs.beta_D3 * np.array(task.totals)) @ costs.times_3)[0])
+
+
+def missing(prediction: Prediction) -> str:
+    """What memory is missing where it is missing most; empty if nothing is."""
+    device = max(prediction.devices, key=lambda d: d.memory_bytes - d.available_bytes)
+    short_bytes = device.memory_bytes - device.available_bytes
+    if short_bytes <= 0:
+        return ""
+    return (
+        f"{short_bytes / 2**30:.2f} GiB are missing on {device.name}: {device.memory_bytes / 2**30:.2f} GiB are"
+        f" needed, {device.available_bytes / 2**30:.2f} GiB are there."
+    )
+
+
+def if_all_on_one(plan: Plan, owners: Collection[str]) -> tuple[bool, str]:
+    """Whether a plan for several devices is worth the name, and what to do where one device would hold everything."""
+    holders = [d.name for d in plan.devices if len(d.heads) or len(d.columns) or len(d.vocab_rows)]
+    if len(holders) > 1:
+        return True, ""
+    if set(owners) == set(holders):
+        return False, f"every share would go to {holders[0]}: train there alone (strategy: single)."
+    return True, f"every share goes to {holders[0]}: with the data there, it would better train alone."
+
+
+def too_slow(prediction: Prediction, chosen: Prediction) -> str:
+    """How a plan compares with the best."""
+    ratio = prediction.step_s / chosen.step_s
+    return f"{ratio:.1f}x as long as the best." if ratio >= 2 else f"{ratio - 1:.0%} slower than the best."
+
+
+def why(task: Task, profiles: Sequence[Profile], plan: Plan, prediction: Prediction) -> str:
+    """Why these devices, and why these shares."""
+    by_name = {profile.device: profile for profile in profiles}
+    took_s = {device.name: alone_s(task, by_name[device.name]) for device in plan.devices}
+    heads = {device.name: len(device.heads) for device in plan.devices}
+    said = []
+    fastest, slowest = min(took_s, key=took_s.__getitem__), max(took_s, key=took_s.__getitem__)
+    if len(plan.devices) == 1:
+        said.append(f"{fastest} trains alone, without messages.")
+    elif plan.strategy == "tensor-uniform":
+        said.append(f"All {len(plan.devices)} devices take even shares.")
+    else:
+        ratio = took_s[slowest] / took_s[fastest]
+        if ratio < 1.02:
+            said.append("All devices compute about equally fast.")
+        else:
+            said.append(
+                f"{fastest} computes {ratio:.1f}x as fast as {slowest} and takes {heads[fastest]} of {task.heads} query"
+                f" heads, {slowest} {heads[slowest]}."
+            )
+        full = [d.name for d in prediction.devices if d.memory_bytes > _FULL * d.available_bytes]
+        if full:
+            said.append(f"The memory of {_listed(full)} is full, so others take more.")
+    if len(plan.devices) > 1:
+        said.append(
+            f"Messages take {prediction.message_s / prediction.step_s:.0%} of the step beyond what compute covers, "
+            f"waiting {prediction.idle_ratio:.0%}."
+        )
+    if plan.strategy != "tensor-uniform":
+        said += _left_out(task, profiles, plan, prediction)
+    return " ".join(said)
+
+
+def _left_out(task: Task, profiles: Sequence[Profile], plan: Plan, prediction: Prediction) -> list[str]:
+    """What each device that has no part would have made of the step."""
+    held = {device.name for device in plan.devices}
+    costs = costs_of(task, profiles, ())
+    slower: list[tuple[float, str]] = []
+    crowded: list[str] = []
+    for i, name in enumerate(costs.names):
+        if name not in held:
+            step_s = _step_with(costs, [n in held or k == i for k, n in enumerate(costs.names)])
+            if step_s >= prediction.step_s:
+                slower.append((step_s, name))
+            else:
+                crowded.append(name)
+    said = []
+    for step_s, name in sorted(slower)[:_MENTIONED]:
+        said.append(
+            f"{name} is left out: with it a step would take {step_s:.2f} s instead of {prediction.step_s:.2f} s."
+        )
+    if len(slower) > _MENTIONED:
+        said.append(f"So are {len(slower) - _MENTIONED} more.")
+    if crowded and plan.strategy == "tensor":
+        said.append(f"{_listed(crowded)} {'are' if len(crowded) > 1 else 'is'} left out for want of memory.")
+    return said
+
+
+def _step_with(costs: Costs, members: Sequence[bool]) -> float:
+    members_MD = np.array([members])
+    units_MD3 = shares_of(costs, members_MD)
+    return float(costs.steps(members_MD, costs.segments(members_MD, units_MD3))[0][0])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

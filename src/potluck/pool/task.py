@@ -1,0 +1,174 @@
+"""What a plan is for: the size of the model, of a step and of its messages, counted and not measured."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from potluck.job import Job
+from potluck.models.families.decoder import Decoder
+from potluck.models.targets import match_targets
+from potluck.pool.profile import Work
+
+_ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
+_LOGITS_CHUNK_BYTES = 16 << 20  # what chain.loss.Head computes at once
+
+
+@dataclass(frozen=True)
+class PerUnit:
+    """An amount in the whole model, by the unit it goes with."""
+
+    head: float
+    kv_head: float
+    column: float
+    vocab_row: float
+    replicated: float
+    """What every device has."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One optimizer step of one model, as far as a plan's cost follows from it."""
+
+    layers: int
+    mlp_layers: float
+    """The MLP of the last block walks supervised positions only, and counts as their part of all positions."""
+    heads: int
+    kv_heads: int
+    columns: int
+    vocab_rows: int
+    half_batches: int
+    """In flight together."""
+    micro_batches: int
+    """Of one step, over all owners."""
+    message_bytes: float
+    """Of one half-batch between two pieces, ``B * S * D``."""
+    head_message_bytes: float
+    """Of the head's gradient, ``N * D``."""
+    pair_bytes: float
+    """Of one device's maxima and sums of the head, ``2 * N``."""
+    partial_bytes: float
+    """Of the gradients that are summed over all devices once a step."""
+    whole_bytes: float
+    """Of the values of trained tensors that every device has, sent from their homes once a step."""
+    kv_trained_bytes: float
+    """Trained values of one key/value head, which the devices that share it sum and send once a step."""
+    kept_bytes: float
+    """What checkpointing keeps of one half-batch in one block: the contents of the stream and of the sum, twice."""
+    head_work_bytes: float
+    """What the head needs while it works: a chunk of logits, and the gradients of the half-batches in flight."""
+    weights: PerUnit
+    """Bytes of weights, and of gradients and optimizer state where they are trained."""
+    trained: PerUnit
+    """Elements that the optimizer steps."""
+    checkpointing: bool
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Query heads, MLP columns and vocabulary rows of the model."""
+        return self.heads, self.columns, self.vocab_rows
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.heads // self.kv_heads
+
+
+def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_batches: int | None = None) -> Task:
+    """Count what a step of the job computes, keeps and sends.
+
+    Biases are counted wherever a model of the family may have them. Adapters on a few blocks only are counted as they
+    are, but time is that of walking back through all blocks.
+
+    Args:
+        job: the job.
+        decoder: the model's description.
+        work: the half-batch that devices were measured at.
+        owners: devices that have data and take turns by micro-batch.
+        micro_batches: of one step; by the job's batch sizes if left out.
+
+    Raises:
+        BadInput: an adapter's target matches nothing.
+    """
+    rows_a_turn = math.ceil(job.batch_size / owners)
+    micro_rows = min(job.micro_batch_size or rows_a_turn, rows_a_turn)
+    half_batches = min(job.half_batches, micro_rows)
+    D, B, S, N = decoder.hidden_size, work.rows, work.length, work.supervised
+    wire = _ITEM_BYTES[job.wire]
+    compute = _ITEM_BYTES[work.dtype]
+    exact = max(4, compute)
+    trained, partial, whole = _trained(job, decoder)
+    logits = min(_LOGITS_CHUNK_BYTES, max(N, 1) * decoder.vocab_size * exact) * (exact + compute) / exact
+    return Task(
+        layers=len(decoder.layers),
+        mlp_layers=len(decoder.layers) - 1 + N / (B * S),
+        heads=decoder.num_heads,
+        kv_heads=decoder.num_kv_heads,
+        columns=decoder.intermediate_size,
+        vocab_rows=decoder.vocab_size,
+        half_batches=half_batches,
+        micro_batches=micro_batches or owners * math.ceil(rows_a_turn / micro_rows),
+        message_bytes=B * S * D * wire,
+        head_message_bytes=N * D * wire,
+        pair_bytes=2 * N * exact,
+        partial_bytes=partial * exact,
+        whole_bytes=whole * exact,
+        kv_trained_bytes=trained.kv_head * exact,
+        kept_bytes=2 * B * S * D * (exact + wire),
+        head_work_bytes=logits + half_batches * N * D * (exact + compute),
+        weights=_weights(decoder, trained, compute, exact, frozen=job.train == "lora"),
+        trained=trained,
+        checkpointing=work.checkpointing,
+    )
+
+
+def _elements(decoder: Decoder) -> PerUnit:
+    """Elements of the model by unit; the embedding is read from disk row by row and is not held."""
+    D, K, L = decoder.hidden_size, decoder.head_dim, len(decoder.layers)
+    norms = 4 if decoder.norms_of_sums else 2
+    return PerUnit(
+        head=L * (2 * K * D + K),
+        kv_head=L * 2 * (K * D + K),
+        column=L * (3 * D + 2),
+        vocab_row=D,
+        replicated=L * ((norms + 2) * D + (2 * K if decoder.head_norms else 0)) + D,
+    )
+
+
+def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, frozen: bool) -> PerUnit:
+    """Bytes by unit: frozen weights in the compute dtype; of trained ones the value, its gradient and two moments."""
+    elements = _elements(decoder)
+
+    def held(base: float, stepped: float) -> float:
+        return (base * compute if frozen else 0) + stepped * 4 * exact
+
+    return PerUnit(
+        head=held(elements.head, trained.head),
+        kv_head=held(elements.kv_head, trained.kv_head),
+        column=held(elements.column, trained.column),
+        vocab_row=elements.vocab_row * compute,
+        replicated=held(elements.replicated, trained.replicated),
+    )
+
+
+def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
+    """Trained elements by unit; those whose gradients are summed over all devices; those that every device has."""
+    if job.train == "full":
+        elements = _elements(decoder)
+        per_head_norms = len(decoder.layers) * 2 * decoder.head_dim if decoder.head_norms else 0
+        by_unit = PerUnit(elements.head, elements.kv_head, elements.column, 0, elements.replicated)
+        return by_unit, per_head_norms, elements.replicated
+    targets = match_targets(job.lora.targets, decoder.linears)
+    D, K, r = decoder.hidden_size, decoder.head_dim, job.lora.rank
+
+    def adapters(names: Collection[str]) -> int:
+        return sum(target.rsplit(".", 1)[-1] in names for target in targets)
+
+    replicated = adapters({name.rsplit(".", 1)[-1] for name in decoder.cuts}) * r * D
+    by_unit = PerUnit(
+        head=adapters({"q_proj", "o_proj"}) * r * K,
+        kv_head=adapters({"k_proj", "v_proj"}) * r * K,
+        column=adapters({"gate_proj", "up_proj", "down_proj"}) * r,
+        vocab_row=0,
+        replicated=replicated,
+    )
+    return by_unit, replicated, replicated

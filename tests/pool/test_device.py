@@ -1,0 +1,43 @@
+"""A device's process before and after its task."""
+
+import pytest
+
+from pool.guests import spec
+from potluck.errors import BadInput
+from potluck.pool import device
+from potluck.pool.spec import DeviceSpec, assigned_spec
+
+ACCESS = {"url": "https://127.0.0.1:1", "fingerprint": "00", "token": "t"}
+
+
+def joined(*data: str) -> DeviceSpec:
+    local = {"access": ACCESS, "threads": 1}
+    return DeviceSpec.model_validate(assigned_spec(spec(owns=bool(data)), "cam-1", data, local))
+
+
+@pytest.mark.parametrize(
+    ("error", "told_by_owner", "told_by_others"),
+    [
+        (ValueError("my own text"), "ValueError", "ValueError: my own text"),
+        (BadInput("mine.jsonl:3 is empty."), "mine.jsonl:3 is empty.", "mine.jsonl:3 is empty."),
+    ],
+)
+def test_what_a_library_quotes_of_a_guests_data_is_not_told(
+    error: Exception, told_by_owner: str, told_by_others: str
+) -> None:
+    assert device._told_of(error, joined("mine.jsonl")) == told_by_owner
+    assert device._told_of(error, joined()) == told_by_others
+
+
+def test_slow_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def store(client: object, generation: int, timeout_s: float = 60.0) -> None:
+        waits.append(timeout_s)
+
+    monkeypatch.setattr("potluck.control.client.Client", lambda access: None)
+    monkeypatch.setattr("potluck.control.store.ControlStore", store)
+    monkeypatch.setattr("potluck.control.preflight.check_paths", lambda *told: None)
+    monkeypatch.setattr(device, "gloo_group", lambda *told, timeout_s: None)
+    device._group(joined())
+    assert waits == [device.SILENCE_S]

@@ -1,0 +1,85 @@
+"""What a task counts, against the parts that are really built."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pool.profiles import job, tiny_work
+from pool.tiny import config, save_tiny, shares
+from potluck.job import Lora
+from potluck.models.build import build_part
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_of
+from potluck.pool.task import Task, task_of
+
+COUNTS = ((6, 0, 3), (15, 9, 2), (31, 30, 0))
+
+
+def counted(task: Task, kind: str, units: tuple[int, int, int, int]) -> float:
+    per = getattr(task, kind)
+    heads, kv, columns, rows = units
+    return float(per.head * heads + per.kv_head * kv + per.column * columns + per.vocab_row * rows + per.replicated)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_weights_and_trained_elements_are_those_of_the_built_parts(family: str, train: str, tmp_path: Path) -> None:
+    shape = config(family, tie_word_embeddings=False)
+    directory, decoder = save_tiny(shape, tmp_path / "model"), decoder_of(shape)
+    heads, columns, rows = ((3, 0, 1), *COUNTS[1:]) if family == "gemma3" else COUNTS
+    held = shares(shape, heads, columns, rows)
+    task = task_of(job(train=train), decoder, tiny_work(family, train=train))
+    group = decoder.num_heads // decoder.num_kv_heads
+    for rank in range(3):
+        with Checkpoint.open(directory) as checkpoint:
+            part = build_part(
+                checkpoint, decoder, held, rank, compute=torch.float32, lora=Lora() if train == "lora" else None, seed=0
+            )
+        kv = len({head // group for head in held[rank].heads})
+        units = (heads[rank], kv, columns[rank], rows[rank])
+        elements = sum(t.local.numel() for t in part.chain.trained)
+        states = 3 * 4 * elements
+        # biases are counted whether there are any or not: between nothing and 5 % of so small a model
+        assert elements <= counted(task, "trained", units) <= 1.06 * elements + 400
+        assert (
+            part.weight_bytes + states <= counted(task, "weights", units) <= 1.06 * (part.weight_bytes + states) + 5000
+        )
+        partial = sum(t.local.numel() for t in part.chain.trained if t.gradient == "partial" and t.dim is None)
+        whole = sum(t.local.numel() for t in part.chain.trained if t.dim is None)
+        assert task.partial_bytes == 4 * partial
+        assert 4 * whole <= task.whole_bytes <= 4 * whole + 2000
+
+
+@pytest.mark.parametrize(
+    ("fields", "owners", "half_batches", "micro_batches"),
+    [
+        ({"batch_size": 16}, 1, 2, 1),
+        ({"batch_size": 16, "micro_batch_size": 4}, 1, 2, 4),
+        ({"batch_size": 16, "micro_batch_size": 4}, 3, 2, 6),
+        ({"batch_size": 16, "micro_batch_size": 1}, 1, 1, 16),
+        ({"batch_size": 2}, 2, 1, 2),
+        ({"batch_size": 16, "half_batches": 1}, 2, 1, 2),
+    ],
+)
+def test_halves_and_micro_batches(fields: dict[str, Any], owners: int, half_batches: int, micro_batches: int) -> None:
+    task = task_of(job(**fields), decoder_of(config("llama")), tiny_work(), owners=owners)
+    assert (task.half_batches, task.micro_batches) == (half_batches, micro_batches)
+
+
+def test_messages_travel_in_the_wires_dtype() -> None:
+    decoder, work = decoder_of(config("llama")), tiny_work()
+    full, half = (task_of(job(wire=wire), decoder, work) for wire in ("fp32", "bf16"))
+    assert full.message_bytes == 2 * 8 * 45 * 4
+    assert half.message_bytes == full.message_bytes / 2
+    assert half.head_message_bytes == full.head_message_bytes / 2 == 6 * 45 * 2
+    assert half.pair_bytes == full.pair_bytes == 2 * 6 * 4
+    assert full.mlp_layers == 1 + 6 / 16
+
+
+def test_adapters_on_some_linears_only() -> None:
+    decoder, work = decoder_of(config("llama")), tiny_work()
+    task = task_of(job(lora={"rank": 4, "targets": ["v_proj", "down_proj"]}), decoder, work)
+    assert (task.trained.head, task.trained.kv_head, task.trained.column) == (0, 2 * 4 * 8, 2 * 4)
+    assert task.trained.replicated == 2 * 2 * 4 * 45
