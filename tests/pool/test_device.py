@@ -30,14 +30,26 @@ def test_what_a_library_quotes_of_a_guests_data_is_not_told(
 
 
 def test_slow_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
+    timeouts: list[float] = []
+    asked: list[object] = []
 
-    def store(client: object, generation: int, timeout_s: float = 60.0) -> None:
-        waits.append(timeout_s)
+    class Store:
+        def __init__(self, client: object, generation: int, timeout_s: float = 60.0) -> None:
+            timeouts.append(timeout_s)
+
+        def set(self, key: str, value: bytes) -> None:
+            asked.append(key)
+
+        def wait(self, keys: list[str]) -> None:
+            asked.append(keys)
 
     monkeypatch.setattr("potluck.control.client.Client", lambda access: None)
-    monkeypatch.setattr("potluck.control.store.ControlStore", store)
-    monkeypatch.setattr("potluck.control.preflight.check_paths", lambda *told: None)
-    monkeypatch.setattr(device, "gloo_group", lambda *told, timeout_s: None)
-    device._group(joined())
-    assert waits == [device.SILENCE_S]
+    monkeypatch.setattr("potluck.control.store.ControlStore", Store)
+    monkeypatch.setattr("potluck.control.preflight.check_paths", lambda *told: asked.append("paths"))
+    monkeypatch.setattr(device, "gloo_group", lambda *told, timeout_s: asked.append("group"))
+    alone = joined()
+    device._group(alone)
+    assert timeouts[0] > 24 * 3600, "another device may fetch its part of the model over a slow link"
+    assert timeouts[1] == device.SILENCE_S
+    everyone = [f"ready/{rank}" for rank in range(alone.world_size)]
+    assert asked == [f"ready/{alone.rank}", everyone, "paths", "group"]

@@ -293,8 +293,8 @@ def check_fetched(machines: dict[str, Machine], model_dir: Path, devices: Sequen
         wanted = 4 * (4 * layer + embedding + 240)
         posted = [json.loads(line) for line in (machines[name].outside / "posted.jsonl").read_text().splitlines()]
         fetched = [event["bytes"] for event in posted if event["event"] == "fetched"]
-        assert fetched, posted
-        assert wanted <= fetched[0] <= 1.05 * wanted, (name, fetched[0] / wanted)
+        assert len(fetched) == (2 if name == "cam-1" else 1), "an owner fetches the tokenizer before it is measured"
+        assert wanted <= sum(fetched) <= 1.05 * wanted, (name, sum(fetched) / wanted)
 
 
 @pytest.mark.parametrize("who", ["hub", "cam-2"])

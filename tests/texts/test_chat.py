@@ -131,7 +131,7 @@ def test_chats_without_a_template_name_the_choices(tokenizers: Tokenizers, tmp_p
 
 
 def test_a_template_that_refuses_roles_is_quoted_with_the_line(tokenizers: Tokenizers) -> None:
-    with pytest.raises(BadInput, match=r"x\.jsonl:1: the chat template refuses.*System role not supported"):
+    with pytest.raises(BadInput, match=r"x\.jsonl:1: the chat template refuses .*:\nSystem role not supported"):
         encode([chat("hi", "yes", system="s")], tokenizers["gemma"], data())
 
 

@@ -189,7 +189,7 @@ def messages(task: Task, world_size: Floats) -> Messages:
 
 def buffers_bytes(task: Task) -> float:
     """Of messages in flight: each half's copy and what Gloo makes of it, forward answer and backward message."""
-    return 4 * task.half_batches * task.message_bytes + 2 * task.partial_bytes
+    return 4 * task.half_batches * task.message_bytes * task.longest_part + 2 * task.partial_bytes
 
 
 def kv_held(heads: Integers, task: Task) -> Integers:
@@ -216,6 +216,7 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
     per_walk = np.array([head_elements / task.layers, trained.column / max(task.mlp_layers, 1e-9), 0.0]) / walks
     lines = [(p.attention_s, p.mlp_s, p.head_s) for p in profiles]
     graphs = 1 if task.checkpointing else task.layers * task.half_batches + 1  # one more while a piece goes back
+    graphs_of_longest = graphs * task.longest_part
     kept = task.kept_bytes * task.layers * task.half_batches if task.checkpointing else 0.0
     fixed = kept + task.head_work_bytes + task.weights.replicated
     return Costs(
@@ -236,13 +237,13 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
             [
                 p.runtime_bytes
                 + fixed
-                + graphs * (p.attention_bytes.alpha + p.mlp_bytes.alpha)
+                + graphs_of_longest * (p.attention_bytes.alpha + p.mlp_bytes.alpha)
                 + (OWNER_BYTES if p.device == coordinator or p.device in owners else 0)
                 for p in profiles
             ]
         ),
-        head_bytes_D=task.weights.head + graphs * np.array([p.attention_bytes.beta for p in profiles]),
-        column_bytes_D=task.weights.column + graphs * np.array([p.mlp_bytes.beta for p in profiles]),
+        head_bytes_D=task.weights.head + graphs_of_longest * np.array([p.attention_bytes.beta for p in profiles]),
+        column_bytes_D=task.weights.column + graphs_of_longest * np.array([p.mlp_bytes.beta for p in profiles]),
         available_D=np.array([float(p.available_bytes) for p in profiles]),
     )
 

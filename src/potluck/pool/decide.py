@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from potluck.errors import PotluckError
+from potluck.errors import BadInput, PotluckError
 from potluck.job import Job
 from potluck.models.families import decoder_of
 from potluck.models.precision import choose_dtype
@@ -17,6 +17,7 @@ from potluck.pool.listener import Listener
 from potluck.pool.measured_work import work_of
 from potluck.pool.plan import Plan, make_plan
 from potluck.pool.profile import Profile, parse_profile
+from potluck.pool.reasons import missing
 from potluck.pool.task import task_of
 from potluck.texts.batch import Example
 
@@ -51,8 +52,8 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
         job = job.model_copy(update={"dtype": choose_dtype(job.dtype, shape.hidden_size, shape.intermediate_size)})
         return Decision(job, make_plan(job, config, crew.names))
     listener.tell(f"Measuring {len(crew.names)} devices.")
-    profiles = _measured(job, config, examples, crew)
-    work = profiles[COORDINATOR].work
+    profiles, longest = _measured(job, config, examples, crew)
+    work = profiles[COORDINATOR].work.model_copy(update={"longest": longest})
     job = job.model_copy(update={"dtype": work.dtype})
     decoder = decoder_of(config)
     owners = [crew.names[rank] for rank in crew.owners]
@@ -62,6 +63,8 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
         units = [Units(len(d.heads), len(d.columns), len(d.vocab_rows)) for d in plan.devices]
         task = task_of(job, decoder, work, owners=len(owners))
         prediction = predict(task, profiles, units, owners=owners)
+        if short := missing(prediction):
+            raise BadInput(f"These shares do not fit: {short} Give that device less, or leave the shares to potluck.")
         by_hand = Candidate(plan.strategy, True, "", plan, prediction)
         listener.chosen([by_hand], by_hand, None)
         return Decision(job, plan, prediction)
@@ -74,20 +77,22 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
     return Decision(job, chosen.plan, chosen.prediction)
 
 
-def _measured(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew: Crew) -> list[Profile]:
-    """Every device's profile, in the order of ranks."""
+def _measured(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew: Crew) -> tuple[list[Profile], int]:
+    """Every device's profile, in the order of ranks, and the tokens of the longest example of all owners."""
     decided = job if job.dtype != "auto" else job.model_copy(update={"dtype": "fp32"})  # until the devices decide
     work = work_of(decided, config, examples, len(crew.owners))
     found: dict[int, Profile] = {}
+    longest = [work.longest]
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "profile":
             found[event["rank"]] = parse_profile(event["profile"], where=crew.names[event["rank"]])
+            longest.append(int(event.get("longest", 0)))
 
     crew.run("measure", job, {"work": work.model_dump(mode="json")}, on_event)
-    if missing := [name for rank, name in enumerate(crew.names) if rank not in found]:
-        raise PotluckError(f"{', '.join(missing)} ended without a profile.")
-    return [found[rank] for rank in sorted(found)]
+    if silent := [name for rank, name in enumerate(crew.names) if rank not in found]:
+        raise PotluckError(f"{', '.join(silent)} ended without a profile.")
+    return [found[rank] for rank in sorted(found)], max(longest)
 
 
 def _send_home_who_is_not_needed(crew: Crew, plan: Plan) -> None:

@@ -22,10 +22,13 @@ from potluck.chain.comm import Comm, gloo_group
 from potluck.chain.pace import Pace, come_first
 from potluck.errors import DeviceLost, PotluckError
 from potluck.job import Job, parse_job
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_of, read_config
 from potluck.models.precision import choose_dtype, torch_dtype
-from potluck.models.shards import Need
+from potluck.models.prefetch import prefetch
 from potluck.pool.local import stand_back
 from potluck.pool.memory import free_at_once, memory_mib
+from potluck.pool.owner import read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Work
 from potluck.pool.spec import DeviceSpec
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 # What only some devices need is imported where it is needed: a training device has no memory to spare for it.
 
+_PREPARING_S = 7 * 24 * 3600.0
 SILENCE_S = 600.0  # a device that neither answers nor ends for so long is taken for lost
 
 Emit = Callable[[dict[str, Any]], None]
@@ -54,7 +58,7 @@ def main() -> int:
     imported_mib = memory_mib("VmRSS")
     free_at_once()
     try:
-        run_task(spec, _group(spec), emit)
+        run_task(spec, lambda: _group(spec), emit)
     except Exception as error:
         kind = "peer" if isinstance(error, DeviceLost) else "own"
         code = error.exit_code if isinstance(error, PotluckError) else 1
@@ -84,8 +88,8 @@ def finished(rank: int, imported_mib: float) -> dict[str, Any]:
     }
 
 
-def run_task(spec: DeviceSpec, group: ProcessGroup | None, emit: Emit) -> None:
-    """Do what a spec says on a group that stands.
+def run_task(spec: DeviceSpec, make_group: Callable[[], ProcessGroup | None], emit: Emit) -> None:
+    """Do what a spec says; the group is made when this device has all that it needs from elsewhere.
 
     Raises:
         PotluckError: as :func:`potluck.pool.trainer.train`.
@@ -94,28 +98,45 @@ def run_task(spec: DeviceSpec, group: ProcessGroup | None, emit: Emit) -> None:
         stand_back()
     torch.set_num_threads(spec.threads)
     job = parse_job(spec.job)
-    pace = None
-    if spec.pace is not None:
-        come_first()
-        pace = Pace(spec.pace)
-    comm = Comm(group, wire=torch_dtype("fp64" if job.dtype == "fp64" else job.wire), pace=pace)
-    if spec.task == "measure":
-        _measure(spec, job, comm, pace, emit)
-        return
-    assert spec.plan is not None
-    plan = Plan.from_json(spec.plan)
-    result_dir = None if spec.result_dir is None else Path(spec.result_dir)
-    if spec.model_dir is not None:
-        train(job, plan, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
-        return
     with tempfile.TemporaryDirectory(prefix="potluck-") as private:
-        fetched, need = _model(spec)
         if spec.template is not None:
             template = Path(private) / "template.jinja"
             template.write_text(spec.template, encoding="utf-8")
             job = job.model_copy(update={"data": job.data.model_copy(update={"template": str(template)})})
-        train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=need)
-        emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
+        if spec.task == "measure":
+            _measure(spec, job, make_group, emit)
+        else:
+            _train(spec, job, make_group, emit)
+
+
+def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | None], emit: Emit) -> None:
+    assert spec.plan is not None
+    plan = Plan.from_json(spec.plan)
+    result_dir = None if spec.result_dir is None else Path(spec.result_dir)
+    if spec.model_dir is not None:
+        comm, _ = _comm(spec, job, make_group)
+        train(job, plan, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
+        return
+    fetched = _model(spec, with_tokenizer=spec.owns)
+    decoder = decoder_of(read_config(fetched.directory))
+    lora = job.lora if job.train == "lora" else None
+
+    def progress(done: int, total: int) -> None:
+        emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
+
+    with Checkpoint.open(fetched.directory, fetched.need) as checkpoint:
+        prefetch(checkpoint, decoder, plan.shares, spec.rank, lora, owns=spec.owns, progress=progress)
+    emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
+    comm, _ = _comm(spec, job, make_group)
+    train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)
+
+
+def _comm(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | None]) -> tuple[Comm, Pace | None]:
+    group, pace = make_group(), None
+    if spec.pace is not None:
+        come_first()
+        pace = Pace(spec.pace)
+    return Comm(group, wire=torch_dtype("fp64" if job.dtype == "fp64" else job.wire), pace=pace), pace
 
 
 def _group(spec: DeviceSpec) -> ProcessGroup | None:
@@ -131,20 +152,26 @@ def _group(spec: DeviceSpec) -> ProcessGroup | None:
     from potluck.control.store import ControlStore
 
     assert spec.access is not None
-    # a slow disk may keep a device from starting for minutes; one that ended is told of by the control channel
-    store = ControlStore(Client(Access.from_json(spec.access)), spec.generation, timeout_s=SILENCE_S)
+    client = Client(Access.from_json(spec.access))
+    # a slow disk or link may keep a device for hours; one that ended is told of by the control channel
+    ready = ControlStore(client, spec.generation, timeout_s=_PREPARING_S)
+    ready.set(f"ready/{spec.rank}", b"1")
+    ready.wait([f"ready/{rank}" for rank in range(spec.world_size)])
+    store = ControlStore(client, spec.generation, timeout_s=SILENCE_S)
     check_paths(store, spec.rank, spec.names, spec.address)
     return gloo_group(store, spec.rank, spec.world_size, spec.address, timeout_s=SILENCE_S)
 
 
-def _measure(spec: DeviceSpec, job: Job, comm: Comm, pace: Pace | None, emit: Emit) -> None:
-    """Agree on a dtype, then measure this device and the link between all."""
+def _measure(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | None], emit: Emit) -> None:
+    """Read what data a guest brings, agree on a dtype, then measure this device and the link between all."""
     from potluck.pool.link import measure_link
     from potluck.pool.measure import measure
     from potluck.pool.measured_work import message_bytes
 
     assert spec.work is not None
     work = Work.model_validate(spec.work)
+    longest = _longest_of_guest(spec, job, emit) if spec.owns and spec.rank and spec.access is not None else 0
+    comm, pace = _comm(spec, job, make_group)
     if job.dtype == "auto":
         hidden_size, columns = work.config["hidden_size"], work.config["intermediate_size"]
         slower = float(choose_dtype("auto", hidden_size, columns) != "bf16")
@@ -154,22 +181,33 @@ def _measure(spec: DeviceSpec, job: Job, comm: Comm, pace: Pace | None, emit: Em
     profile = measure(work, device=spec.name, threads=spec.threads, pace=pace, fresh=spec.fresh)
     if comm.group is not None:
         profile = profile.model_copy(update={"link": measure_link(comm, message_bytes(work, job.wire))})
-    emit({"event": "profile", "rank": spec.rank, "profile": profile.model_dump(mode="json")})
+    told = {"profile": profile.model_dump(mode="json"), "longest": longest}
+    emit({"event": "profile", "rank": spec.rank, **told})
 
 
-def _model(spec: DeviceSpec) -> "tuple[Fetched, Need]":
-    """What this device needs of the coordinator's model, fetched as it is read."""
+def _longest_of_guest(spec: DeviceSpec, job: Job, emit: Emit) -> int:
+    """Tokens of the longest example: memory must do for it. What cannot be used is refused here, before any plan."""
+    fetched = _model(spec, with_tokenizer=True)
+    emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
+    model_dir = fetched.directory
+    decoder = decoder_of(read_config(model_dir))
+    encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
+    return max(len(example.ids) for example in encoded.examples)
+
+
+def _model(spec: DeviceSpec, *, with_tokenizer: bool) -> "Fetched":
+    """The coordinator's model: its config, with the tokenizer if that is wanted, and weights as they are read."""
     from potluck.control.client import Access, Client
     from potluck.models.fetched import Fetched
 
     assert spec.access is not None
     client = Client(Access.from_json(spec.access))
     fetched = Fetched(Path(spec.cache), client.model_files(), client.ranges)
-    if spec.owns:
+    if with_tokenizer:
         fetched.fetch_small()
     else:
-        fetched.whole("config.json")  # it has no texts, so it needs no tokenizer
-    return fetched, fetched.need
+        fetched.whole("config.json")
+    return fetched
 
 
 def _end_with_parent() -> None:

@@ -129,6 +129,8 @@ class _Stay:
         self._on_event, self._tell = on_event, tell
         self._instructions: queue.Queue[dict[str, Any] | PotluckError] = queue.Queue()
         self._waiting: dict[str, Any] | None = None
+        self._mark: dict[str, Any] = {}
+        """Tells the coordinator which generation an event is of."""
 
     def until_the_end(self) -> Ended:
         threading.Thread(target=self._poll, daemon=True).start()
@@ -181,6 +183,7 @@ class _Stay:
         raise _Stopped
 
     def _run(self, told: object) -> None:
+        self._mark = {"generation": told["generation"]} if isinstance(told, dict) and "generation" in told else {}
         try:
             spec = assigned_spec(told, self._name, self._data, self._local)
             run_devices([spec], self._pass_on, check=self._check)
@@ -202,7 +205,7 @@ class _Stay:
 
     def _post(self, event: Event) -> None:
         try:
-            self._client.post([event])
+            self._client.post([event | self._mark])
         except PotluckError as error:
             raise _Gone(error) from None
 

@@ -4,6 +4,7 @@ Every rank is a process that runs ``potluck tune`` with the same job file. Rank 
 result; the others do what it puts into the launcher's store, on one process group.
 """
 
+import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]
 
 from potluck.chain.comm import gloo_group
-from potluck.control.address import address_towards
+from potluck.control.address import address_towards, listening_address
 from potluck.errors import DeviceLost
 from potluck.job import Job
 from potluck.models.source import resolve
@@ -91,7 +92,7 @@ class LaunchedCrew:
         rank = ranks.index(self._ranks.launch.rank)
         spec = DeviceSpec.model_validate({**fields, **self._own, "rank": rank, "name": fields["names"][rank]})
         try:
-            run_task(spec, self._group_of(ranks), emit)
+            run_task(spec, lambda: self._group_of(ranks), emit)
         except DeviceLost:
             self._ranks.cause()
             raise
@@ -104,6 +105,8 @@ class LaunchedCrew:
             if len(ranks) > 1:
                 store = PrefixStore(f"gloo/{self._tasks}", self._ranks.store)
                 rank, address = ranks.index(launch.rank), address_towards(launch.host)
+                if ipaddress.ip_address(address).is_loopback and not _is_loopback(launch.host):
+                    address = listening_address(None)  # /etc/hosts gives this machine's own name 127.0.1.1
                 group = gloo_group(store, rank, len(ranks), address, timeout_s=SILENCE_S)
             self._group = (ranks, group)
         return self._group[1]
@@ -140,3 +143,10 @@ def _telling_the_others(ranks: Ranks) -> Iterator[Ranks]:
         ranks.end(error)
         raise
     ranks.end(None)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -33,7 +33,9 @@ def work_of(job: Job, config: PretrainedConfig, examples: Sequence[Example], own
     if job.dtype == "auto":
         raise ValueError("the dtype of the work must be resolved: it decides what a device is measured at")
     examples_a_turn = math.ceil(job.batch_size / owners)
-    micro = min(job.micro_batch_size or examples_a_turn, examples_a_turn, len(examples))
+    micro = min(job.micro_batch_size or examples_a_turn, examples_a_turn)
+    if owners == 1:
+        micro = min(micro, len(examples))  # another owner may have more of them
     order = Order([len(example.ids) for example in examples], examples_a_turn, job.seed)
     lengths: list[int] = []
     supervised: list[int] = []
@@ -50,6 +52,7 @@ def work_of(job: Job, config: PretrainedConfig, examples: Sequence[Example], own
         rows=rows,
         length=length,
         supervised=min(max(1, round(sum(supervised) / len(supervised))), rows * length),
+        longest=max(len(example.ids) for example in examples),
         dtype=job.dtype,
         train=job.train,
         lora=job.lora,

@@ -103,7 +103,7 @@ class Members:
                 elif event.get("event") == "left":
                     self._gone[name] = from_outside(event.get("message") or f"{name} left.")
                 gone = self._gone.get(name)
-            if device is None:
+            if device is None or (event is not None and _of_another(event, device)):
                 continue
             if event is None:
                 device.say({"event": "error", "kind": "left", "message": f"{gone} The others were ended."})
@@ -182,3 +182,8 @@ class RemoteDevice:
     def end(self) -> None:
         """Listen to it no more."""
         self._members.detach(self)
+
+
+def _of_another(event: Event, device: "RemoteDevice") -> bool:
+    """Whether an event is of a generation before this device's, and only comes late."""
+    return "generation" in event and event["generation"] != device.spec.get("generation", 0)

@@ -39,6 +39,8 @@ class Work(_Plain):
     """Positions ``S`` of a row."""
     supervised: int
     """Supervised positions ``N`` of one half-batch."""
+    longest: int = 0
+    """Positions of the longest row, for which memory must do; 0 where all are of ``length``."""
     dtype: Literal["fp32", "bf16", "fp64"]
     train: Literal["lora", "full"]
     lora: Lora

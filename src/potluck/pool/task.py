@@ -61,6 +61,8 @@ class Task:
     trained: PerUnit
     """Elements that the optimizer steps."""
     checkpointing: bool
+    longest_part: float = 1.0
+    """Positions of the longest row by those that graphs were measured at: memory must do for the longest batch."""
 
     @property
     def totals(self) -> tuple[int, int, int]:
@@ -93,6 +95,7 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
     micro_rows = min(job.micro_batch_size or rows_a_turn, rows_a_turn)
     half_batches = min(job.half_batches, micro_rows)
     D, B, S, N = decoder.hidden_size, work.rows, work.length, work.supervised
+    longest_part = max(1.0, work.longest / S)
     wire = _ITEM_BYTES[job.wire]
     compute = _ITEM_BYTES[work.dtype]
     exact = max(4, compute)
@@ -113,11 +116,12 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
         partial_bytes=partial * exact,
         whole_bytes=whole * exact,
         kv_trained_bytes=trained.kv_head * exact,
-        kept_bytes=2 * B * S * D * (exact + wire),
+        kept_bytes=2 * B * S * D * (exact + wire) * longest_part,
         head_work_bytes=logits + half_batches * N * D * (exact + compute),
         weights=_weights(decoder, trained, compute, exact, frozen=job.train == "lora"),
         trained=trained,
         checkpointing=work.checkpointing,
+        longest_part=longest_part,
     )
 
 

@@ -15,7 +15,6 @@ from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.precision import torch_dtype
-from potluck.models.prefetch import prefetch
 from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.models.shards import Need
 from potluck.pool.gather import gather_whole
@@ -67,16 +66,6 @@ def train(
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
         lora = job.lora if job.train == "lora" else None
-        if need is not None:
-            prefetch(
-                checkpoint,
-                decoder,
-                plan.shares,
-                rank,
-                lora,
-                owns=owns,
-                progress=lambda done, total: emit({"event": "fetching", "rank": rank, "done": done, "total": total}),
-            )
         part = build_part(
             checkpoint,
             decoder,

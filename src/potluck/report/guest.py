@@ -45,7 +45,7 @@ class GuestView:
         elif kind == "loaded":
             self.tell(f"Holding {event['weights_mib']:,.0f} MiB of the model. Training.")
             self._status.update("Training")
-        elif kind == "fetched":
+        elif kind == "fetched" and event["bytes"]:
             self.tell(f"In all, {event['bytes'] / 2**20:,.1f} MiB of the model were fetched.")
 
     def _fetching(self, done: int, total: int) -> None:

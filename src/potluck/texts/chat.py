@@ -99,7 +99,8 @@ def render(template: Template, messages: Sequence[Message], where: str) -> Rende
     try:
         text = _rendered(template, messages)
     except _RefusedError as refusal:
-        raise BadInput(f"{where}: the chat template refuses this conversation: {refusal}") from None
+        # on a line of its own: a template from another machine may quote the text, and only first lines are sent there
+        raise BadInput(f"{where}: the chat template refuses this conversation:\n{refusal}") from None
     answers: list[tuple[int, int]] = []
     for index, message in enumerate(messages):
         if message.role != "assistant":
