@@ -187,6 +187,6 @@ def test_an_interrupt_of_one_rank_ends_both(launcher: Launcher, who: int) -> Non
 @slow
 def test_a_rank_that_waits_for_others_can_be_interrupted(launcher: Launcher) -> None:
     waiting = launcher.rank(1, launcher.job())
-    time.sleep(6.0)
+    time.sleep(12.0)  # by then it has imported what it needs
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(timeout=8) == 143

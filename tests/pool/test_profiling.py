@@ -35,7 +35,7 @@ def test_a_job_and_another_device_at_its_work(job: Job, tmp_path: Path) -> None:
     assert (profile.device, profile.machine.threads) == ("pi", 1)
     assert (profile.work.rows, profile.work.config["num_attention_heads"]) == (2, 6)
     assert profile.work.dtype in ("fp32", "bf16")
-    assert profile.attention_s.points[-1][0] == 6
+    assert profile.attention_s.points[-1][0] == 4
     assert profile.runtime_bytes > 200 << 20
     assert any("pi" in line for line in told)
     assert not (tmp_path / "out").exists()
@@ -45,7 +45,7 @@ def test_a_job_and_another_device_at_its_work(job: Job, tmp_path: Path) -> None:
     like = profile_work(profile.work, name="tau", threads=1)
     assert like.work == profile.work
     assert like.device == "tau"
-    assert like.attention_s == profile.attention_s  # the same machine: measured once
+    assert like.attention_s.points != profile.attention_s.points, "who asks for a profile gets a new one"
 
 
 @pytest.mark.parametrize(

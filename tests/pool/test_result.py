@@ -22,19 +22,22 @@ def step(number: int, step_s: float, loss: float) -> dict[str, object]:
         {"compute_s": step_s * 0.7, "wait_s": 0.0, "transfer_s": 0.1},
         {"compute_s": step_s * 0.2, "wait_s": step_s * 0.5, "transfer_s": 0.1},
     ]
-    return {"event": "step", "step": number, "loss": loss, "tokens": 100, "step_s": step_s, "devices": clocks}
+    counted = {"tokens": 100, "owned_targets": [10 * number, 7]}
+    return {"event": "step", "step": number, "loss": loss, "step_s": step_s, "devices": clocks, **counted}
 
 
 def test_the_sum_of_a_run() -> None:
     metrics = io.StringIO()
     tally = Tally(metrics)
+    for rank, examples in ((1, 20), (0, 50)):
+        tally.event({"event": "data", "rank": rank, "examples": examples})
     for event in (step(1, 4.0, 3.0), step(2, 1.0, 2.0), step(3, 1.0, 1.5)):
         tally.event({"event": "loaded", "rank": 0})
         tally.event(event)
     tally.event({"event": "finished", "rank": 1, "peak_rss_mib": 512.5})
     before, after = Evaluated(0.0, 4.0), Evaluated(0.75, 1.0)
     tally.scored(before, after)
-    result = tally.result(PLAN, "out/adapter", before=before, after=after).to_json()
+    result = tally.result(PLAN, "out/adapter", before=before, after=after, predicted_step_s=0.9).to_json()
 
     assert json.loads(json.dumps(result)) == {
         "strategy": "tensor",
@@ -46,6 +49,12 @@ def test_the_sum_of_a_run() -> None:
         "eval_before": {"accuracy": 0.0, "loss": 4.0},
         "eval_after": {"accuracy": 0.75, "loss": 1.0},
         "adapter": "out/adapter",
+        "predicted_step_s": 0.9,
+        "prediction_error": pytest.approx(-0.1),
+        "owners": [
+            {"name": "device-0", "examples": 50, "target_tokens": 60},
+            {"name": "device-1", "examples": 20, "target_tokens": 21},
+        ],
         "devices": [
             {
                 "name": "device-0",
