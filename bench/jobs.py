@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import LlamaConfig
 
 from potluck.chain.comm import Comm
 from potluck.demo.intents import sample_commands
@@ -26,6 +27,20 @@ from potluck.texts.order import Order
 from potluck.texts.tokenizer import load_tokenizer
 
 LORA = Lora(rank=8, alpha=16, targets=["all-linear"])
+
+
+def llama_of_hidden_size_2048(layers: int) -> LlamaConfig:
+    """Blocks of a Llama of 1.4B parameters, which has 24."""
+    return LlamaConfig(
+        vocab_size=49152,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        tie_word_embeddings=True,
+        dtype=torch.bfloat16,
+    )
 
 
 def smollm2() -> Path:

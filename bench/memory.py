@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
-from bench.jobs import part_of, smollm2, stepper_of, text_batches
+from bench.jobs import llama_of_hidden_size_2048, part_of, smollm2, stepper_of, text_batches
 from potluck.chain.comm import Comm
 from potluck.job import Data, Job
 from potluck.models.families import read_config
@@ -145,16 +144,7 @@ def write_text(path: Path) -> None:
 def write_llama(directory: Path, tokenizer_dir: Path) -> Path:
     """A Llama of 1.4B parameters with random bfloat16 weights, never held whole in memory."""
     directory.mkdir()
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        tie_word_embeddings=True,
-        dtype=torch.bfloat16,
-    )
+    config = llama_of_hidden_size_2048(24)
     config.save_pretrained(directory)
     for file in tokenizer_dir.iterdir():
         if file.name.startswith(("tokenizer", "special", "chat", "vocab", "merges")):

@@ -10,7 +10,6 @@ tokens, so that drift of the machine hits all alike.
 """
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.jobs import LORA, median, smollm2, text_batches
-from bench.paced_device import CONFIG_2048
+from bench.paced_device import config_of
 from potluck import testbed
 from potluck.chain.ranges import split_by
 from potluck.job import Data, Job
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
 from potluck.pool.candidates import Candidate, best, plans
 from potluck.pool.cost import predict
@@ -63,7 +62,7 @@ def main() -> None:
 def run(bed: testbed.Testbed, args: argparse.Namespace, scratch: Path) -> None:
     """Measure, plan and train on a testbed that is up."""
     model_dir = smollm2()
-    config = read_config(model_dir) if args.shape == "smollm2" else CONFIG_2048
+    config = config_of(args.shape, model_dir)
     job = Job(
         model=str(model_dir),
         data=Data(train=["-"]),
@@ -187,7 +186,6 @@ def report(
                     (step_s["even"] - step_s["planned"]) / (step_s["even"] - predicted_optimum.step_s), 3
                 ),
                 "plans": rows,
-                "names": list(itertools.islice(chosen, 3)),
             }
         )
     )

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from transformers import LlamaConfig
+from transformers import PretrainedConfig
 
-from bench.jobs import LORA, text_batches
+from bench.jobs import LORA, llama_of_hidden_size_2048, text_batches
 from potluck.chain.comm import Comm, gloo_group
 from potluck.chain.pace import Pace, come_first
 from potluck.job import Job
@@ -28,16 +28,10 @@ from potluck.pool.profile import Work
 from potluck.pool.step import OWNER, Settings, Stepper
 from potluck.pool.turns import Turn
 
-CONFIG_2048 = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=6,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    tie_word_embeddings=True,
-)
-"""Six blocks of a 1.4B model."""
+
+def config_of(shape: str, model_dir: Path) -> PretrainedConfig:
+    """SmolLM2's, or that of six blocks of hidden size 2048."""
+    return read_config(model_dir) if shape == "smollm2" else llama_of_hidden_size_2048(6)
 
 
 def main(spec: dict[str, Any]) -> None:
@@ -72,7 +66,7 @@ def _measured(spec: dict[str, Any], comm: Comm, pace: Pace) -> list[Any]:
 def _trained(spec: dict[str, Any], job: Job, comm: Comm, pace: Pace) -> dict[str, list[Any]]:
     """Steps of each plan in turn, as rank 0 has them."""
     model_dir = Path(spec["model_dir"])
-    config = read_config(model_dir) if spec["shape"] == "smollm2" else CONFIG_2048
+    config = config_of(spec["shape"], model_dir)
     decoder = decoder_of(config)
     weights: Weights = Checkpoint.open(model_dir) if spec["shape"] == "smollm2" else RandomWeights(config, decoder)
     steppers = {}

@@ -45,6 +45,11 @@ class Data(_Strict):
     max_length: Annotated[int, Field(ge=2)] = 1024
     """Tokens an example may have; longer ones are cut, and dropped if no supervised token is left."""
 
+    def own_template(self) -> str | None:
+        """Text of the chat template, where ``template`` names a file."""
+        path = Path(self.template)
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
 
 class Lora(_Strict):
     """Low-rank adapters (Hu et al., 2021), saved in PEFT's format."""

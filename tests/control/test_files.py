@@ -28,6 +28,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 99)), max_size=20)
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     (path / "model.safetensors").write_bytes(os.urandom(SIZE))
+    (path / "consolidated.safetensors").write_bytes(b"the same weights again, in another layout")
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "secret.txt", "pytorch_model.bin"):
         (path / name).write_text(name * 200)
     return path
@@ -50,6 +51,7 @@ def test_digests_are_kept_until_the_file_changes(tmp_path: Path, monkeypatch: py
     model, cache = tmp_path / "model", tmp_path / "cache"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
     first = ModelFiles(model, cache).listing()
     with monkeypatch.context() as without:
         without.setattr(hashlib, "file_digest", None)
@@ -129,6 +131,7 @@ def test_a_broken_stream_goes_on_where_it_broke(identity: Identity, directory: P
 
 def test_a_changed_file_is_refused(identity: Identity, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     with open_door(identity, files=ModelFiles(tmp_path)) as door, join(door.invite) as member:
         assert b"".join(member.ranges("config.json", [(0, 2)])) == b"{}"
         (tmp_path / "config.json").write_text("{ }")

@@ -139,6 +139,30 @@ def test_memory_by_hand() -> None:
     assert recomputing.devices[1].memory_bytes == expected - (graphs - 1) * 1720 + 6 * 10_000
 
 
+def test_graphs_must_fit_for_the_longest_batch() -> None:
+    pool, shares = [device("a", 1), device("b", 1)], [Units(4, 5, 3), Units(2, 2, 2)]
+    usual, longest = (predict(small_task(longest_part=part), pool, shares) for part in (1.0, 3.0))
+    graphs = (3 * 2 + 1) * (1000 + 100 * 2 + 500 + 10 * 2)
+    messages_in_flight = 4 * 2 * 40_000
+    more = longest.devices[1].memory_bytes - usual.devices[1].memory_bytes
+    assert more == 2 * (graphs + messages_in_flight)
+    assert longest.step_s == usual.step_s
+
+
+def test_what_messages_take_from_compute_is_part_of_it() -> None:
+    free = Link(latency_s=0.004, bytes_per_s=1e6)
+    costly = free.model_copy(update={"covered_s": 0.01, "covered_bytes": 20_000})
+    task, shares = small_task(), [Units(3, 4, 3), Units(3, 3, 2)]
+    without = predict(task, [device("a", 1, free), device("b", 1, free)], shares)
+    with_it = predict(task, [device("a", 1, free), device("b", 1, costly)], shares)
+    walks, s_per_byte = 2 * 2, 0.01 / 20_000
+    added = walks * s_per_byte * ((3 + 2.5) * 2 * 40_000 + 800 + 9_000)
+    assert with_it.devices[1].compute_s - without.devices[1].compute_s == pytest.approx(added)
+    assert with_it.devices[0].compute_s == pytest.approx(without.devices[0].compute_s)
+    alone = [predict(task, [device("a", 1, link)], [WHOLE]).step_s for link in (free, costly)]
+    assert alone[0] == alone[1]
+
+
 LLAMA = LlamaConfig(
     vocab_size=49152,
     hidden_size=2048,

@@ -136,7 +136,7 @@ def test_a_member_that_vanished_is_named_where_the_others_lost_a_peer(tmp_path: 
         def body() -> None:
             while (instruction := alive.next()) is None or instruction["do"] != "stop":
                 pass
-            alive.post([{"event": "closed"}])
+            alive.post([{"event": "closed", "generation": 1}])
 
         thread = threading.Thread(target=body)
         thread.start()

@@ -22,7 +22,15 @@ class Measured:
 
     measured = True
 
-    def __init__(self, speeds: Sequence[float], owners: Sequence[int] = (0,), silent: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        speeds: Sequence[float],
+        owners: Sequence[int] = (0,),
+        silent: Sequence[int] = (),
+        longest: int = 0,
+        available: int = 64 << 30,
+    ) -> None:
+        self.longest, self.available = longest, available
         self.names = [f"cam-{rank}" if rank else "hub" for rank in range(len(speeds))]
         self.owners = list(owners)
         self.speeds, self.silent = speeds, silent
@@ -36,8 +44,9 @@ class Measured:
         link = Link(latency_s=1e-6, bytes_per_s=1e10)
         for rank, speed in enumerate(self.speeds):
             if rank not in self.silent:
-                made = profile(self.names[rank], speed=speed, of=work, link=link)
-                on_event({"event": "profile", "rank": rank, "profile": made.model_dump(mode="json")})
+                made = profile(self.names[rank], speed=speed, of=work, link=link, available=self.available)
+                told = {"profile": made.model_dump(mode="json"), "longest": self.longest if rank else 0}
+                on_event({"event": "profile", "rank": rank, **told})
 
     def keep(self, ranks: Sequence[int], why: str) -> None:
         self.kept = (list(ranks), why)
@@ -70,6 +79,17 @@ def test_a_ratio_is_the_persons_word() -> None:
     assert decision.prediction.step_s > 0
     assert [candidate.plan for candidate in heard.candidates] == [decision.plan]
     assert crew.kept is None, "nobody is sent home against the person's word"
+
+
+def test_shares_by_hand_must_fit_too() -> None:
+    with pytest.raises(BadInput, match=r"These shares do not fit: .* GiB are missing on"):
+        decided(Measured([1, 1], available=1 << 20), devices="1:1")
+
+
+def test_memory_must_do_for_the_longest_example_of_any_owner() -> None:
+    usual, longer = (decided(Measured([1, 1], owners=[0, 1], longest=longest))[1] for longest in (0, 400))
+    for few, many in zip(usual.prediction.devices, longer.prediction.devices, strict=True):
+        assert many.memory_bytes > few.memory_bytes
 
 
 def test_shares_by_hand_need_no_ratio() -> None:

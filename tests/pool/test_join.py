@@ -130,7 +130,7 @@ def test_a_stopped_device_ends_and_the_next_may_run(tmp_path: Path) -> None:
             _, loaded = door.arrivals.get(timeout=10)
             assert loaded is not None
             door.send("cam-1", {"do": "stop"})
-            assert until_closed(door) == [{"event": "closed"}]
+            assert until_closed(door) == [{"event": "closed", "generation": 0}]
             assert ended([loaded["pid"]], within_s=1)
     result = guest.result()
     assert isinstance(result, Ended)

@@ -122,11 +122,16 @@ def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = measure(work(), device="pi", threads=1, cache=tmp_path)
-    told: list[str] = []
     monkeypatch.setattr(measure_module, "available_bytes", lambda: 123)
-    second = measure(work(), device="tau", threads=1, cache=tmp_path, tell=told.append)
-    assert told == []
+    second = measure(work(), device="tau", threads=1, cache=tmp_path)
     assert second == first.model_copy(update={"device": "tau", "available_bytes": 123})
+
+
+def test_a_fresh_profile_takes_the_place_of_the_kept_one(tmp_path: Path) -> None:
+    first = measure(work(), device="pi", threads=1, cache=tmp_path)
+    fresh = measure(work(), device="pi", threads=1, cache=tmp_path, fresh=True)
+    assert fresh.attention_s.points != first.attention_s.points
+    assert measure(work(), device="pi", threads=1, cache=tmp_path).attention_s == fresh.attention_s
 
 
 def test_another_work_speed_or_thread_count_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +158,7 @@ def test_a_corrupt_cache_is_measured_again(content: bytes, tmp_path: Path) -> No
     measure(work(), device="pi", threads=1, cache=tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
-    told: list[str] = []
-    measure(work(), device="pi", threads=1, cache=tmp_path, tell=told.append)
-    assert len(told) == 1
+    measure(work(), device="pi", threads=1, cache=tmp_path)
     assert Profile.model_validate(json.loads(file.read_text())).work == work()
 
 

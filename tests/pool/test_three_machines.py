@@ -17,9 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pool.leaks import leaks, secrets
 from potluck import testbed
@@ -40,6 +38,7 @@ from potluck.testbed import TestDevice
 from potluck.texts.batch import Batch
 from potluck.texts.rows import read_rows
 from potluck.use import encode_for
+from word_model import save_word_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,25 +55,9 @@ PATIENCE_S = 120.0
 
 def save_model(directory: Path) -> None:
     """Weights large enough for what comes with them not to count, and words enough for ids not to look like lengths."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=240,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-        initializer_range=0.1,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    vocabulary = {"<eos>": 0} | {f"word{i}": i for i in range(1, WORDS)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(directory)
+    words = ["<eos>", *(f"word{i}" for i in range(1, WORDS))]
+    differs = {"hidden_size": 240, "intermediate_size": 512, "num_hidden_layers": 4, "initializer_range": 0.1}
+    save_word_model(directory, words, **differs)
 
 
 def save_texts(path: Path, rows: int, first: int) -> None:

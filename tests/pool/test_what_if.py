@@ -118,7 +118,7 @@ def test_a_model_at_hand_is_compared(tmp_path: Path) -> None:
         ({"mlp_s": {"alpha": 1.0, "beta": -1.0}}, "mlp_s: alpha and beta are never negative"),
         ({"head_s": {"alpha": 0.0, "beta": 0.0}}, "head_s: nothing computes in no time"),
         ({"link": {"latency_s": 0.0, "bytes_per_s": 0.0}}, "link: a rate is above 0"),
-        ({"link": {"latency_s": 0.0, "bytes_per_s": 1.0, "world_size": 1}}, "devices at least 2"),
+        ({"link": {"latency_s": 0.0, "bytes_per_s": 1.0, "world_size": 1}}, "devices are at least 2"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:

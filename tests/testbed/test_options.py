@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from potluck.errors import BadInput, PotluckError
 from potluck.testbed.network import choose_network
-from potluck.testbed.options import check_prefix, parse_memory, parse_names, parse_rate, parse_speeds, scale_speeds
+from potluck.testbed.options import (
+    check_load,
+    check_prefix,
+    parse_memory,
+    parse_names,
+    parse_rate,
+    parse_speeds,
+    scale_speeds,
+)
 
 
 def test_speeds_of_three_devices_on_two_cores() -> None:
@@ -84,3 +92,14 @@ def test_network_after_the_last_comes_the_first() -> None:
     upper += [IPv4Network("10.96.0.0/11"), IPv4Network("10.128.0.0/9")]
     assert choose_network(upper) == IPv4Network("10.0.0.0/24")
     assert choose_network([*upper, IPv4Network("10.0.0.0/10")]) == IPv4Network("10.64.0.0/24")
+
+
+def test_a_lighter_load_slows_all_devices_alike() -> None:
+    full, light = (scale_speeds([2, 1, 1], cores=2, load=load) for load in (0.9, 0.45))
+    assert light == pytest.approx([speed / 2 for speed in full], abs=1e-5)
+
+
+@pytest.mark.parametrize("load", [0.0, -1.0, 0.91, float("nan")])
+def test_a_load_that_leaves_no_room_for_messages_is_refused(load: float) -> None:
+    with pytest.raises(BadInput, match="--load"):
+        check_load(load)

@@ -65,10 +65,8 @@ def come_first() -> bool:
     group is made, and again for each new group: threads and processes that start later are ordinary ones.
 
     More devices than cores take turns, and the kernel may let a thread that wakes wait for the next tick, 4 ms later:
-    as long as a whole segment. Seen on two cores, three devices at 0.75:0.53:0.53 while others computed: bursts of
-    4 ms were 5 to 80 % too slow, and with this within 3 %; a pair of segments with 100 kB messages, 8 ms ideally,
-    took 27.7 ms, with the computing threads alone in front 17.6 ms, with this 10.2 ms. What makes real-time threads
-    harmless is that a paced one sleeps, and that the kernel keeps 5 % for the rest.
+    as long as a whole segment. ``potluck testbed calibrate`` shows whether devices keep their speeds. What makes
+    real-time threads harmless is that a paced one sleeps, and that the kernel keeps 5 % for the rest.
     """
     try:
         own = threading.get_native_id()

@@ -11,19 +11,8 @@ from typing import NamedTuple
 
 from potluck.errors import BadInput
 from potluck.models.cache import user_cache
+from potluck.models.shards import BESIDE_WEIGHTS, INDEX_FILE, shard_files
 
-_PATTERNS = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.jinja",
-    "*.safetensors",
-    "*.safetensors.index.json",
-]
 _CHUNK_BYTES = 1 << 20
 
 
@@ -52,12 +41,13 @@ class ModelFiles:
         """All files with their digests. The first call reads every byte, unless the digests are in the cache.
 
         Raises:
-            BadInput: a file cannot be read.
+            BadInput: there are no weights, or a file cannot be read.
         """
         with self._lock:
             if not self._files:
-                paths = {path.name: path for pattern in _PATTERNS for path in self._directory.glob(pattern)}
-                for name, path in sorted(paths.items()):
+                beside = (path.name for pattern in BESIDE_WEIGHTS for path in self._directory.glob(pattern))
+                for name in sorted({*beside, *shard_files(self._directory), INDEX_FILE}):
+                    path = self._directory / name
                     if path.is_file():
                         self._stamps[name] = _stamp(path)
                         self._files[name] = ModelFile(name, self._stamps[name][0], self._digest(path))

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from potluck.errors import BadInput, PotluckError, SaveFailed
-from potluck.models.shards import INDEX_FILE, SINGLE_FILE
+from potluck.models.shards import BESIDE_WEIGHTS, INDEX_FILE, SINGLE_FILE
 
 _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -83,18 +83,7 @@ def storable(tensor: Tensor) -> Tensor:
     return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
-_BESIDE_WEIGHTS = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.jinja",
-    "LICENSE*",
-    "NOTICE*",
-]
+_LICENCES = ["LICENSE*", "NOTICE*"]
 
 
 class CheckpointWriter:
@@ -213,7 +202,7 @@ def _failure(target: Path, number: int, written_mib: int) -> str:
 
 def copy_beside_weights(base_dir: Path, directory: Path) -> None:
     """Copy what a checkpoint has beside its weights: config, tokenizer, template, licence."""
-    for pattern in _BESIDE_WEIGHTS:
+    for pattern in (*BESIDE_WEIGHTS, *_LICENCES):
         for file in base_dir.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, directory / file.name)

@@ -14,6 +14,17 @@ from potluck.errors import BadInput
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+BESIDE_WEIGHTS = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.jinja",
+]
+"""Patterns of the files that a model needs beside its weights."""
 LFS_START = b"version https://git-lfs"
 
 _DTYPES = {

@@ -137,7 +137,7 @@ class JoinedCrew:
                     **_common(task, self.names, rank, self.owners),
                     **shared,
                     "job": without_paths(job).model_dump(mode="json"),
-                    "template": _own_template(job),
+                    "template": job.data.own_template(),
                 },
             )
             for rank, name in enumerate(self.names)
@@ -238,11 +238,6 @@ def _common(task: str, names: Sequence[str], rank: int, owners: Sequence[int]) -
         "world_size": len(names),
         "owns": rank in owners,
     }
-
-
-def _own_template(job: Job) -> str | None:
-    template = Path(job.data.template)
-    return template.read_text(encoding="utf-8") if template.is_file() else None
 
 
 def _has_joined(member: Member) -> str:

@@ -129,8 +129,7 @@ class _Stay:
         self._on_event, self._tell = on_event, tell
         self._instructions: queue.Queue[dict[str, Any] | PotluckError] = queue.Queue()
         self._waiting: dict[str, Any] | None = None
-        self._mark: dict[str, Any] = {}
-        """Tells the coordinator which generation an event is of."""
+        self._generation = 0
 
     def until_the_end(self) -> Ended:
         threading.Thread(target=self._poll, daemon=True).start()
@@ -183,7 +182,7 @@ class _Stay:
         raise _Stopped
 
     def _run(self, told: object) -> None:
-        self._mark = {"generation": told["generation"]} if isinstance(told, dict) and "generation" in told else {}
+        self._generation = told.get("generation", 0) if isinstance(told, dict) else 0
         try:
             spec = assigned_spec(told, self._name, self._data, self._local)
             run_devices([spec], self._pass_on, check=self._check)
@@ -205,7 +204,7 @@ class _Stay:
 
     def _post(self, event: Event) -> None:
         try:
-            self._client.post([event | self._mark])
+            self._client.post([{**event, "generation": self._generation}])
         except PotluckError as error:
             raise _Gone(error) from None
 

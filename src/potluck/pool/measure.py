@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +24,6 @@ from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
 from potluck.models.precision import torch_dtype
 from potluck.pool.laps import Round, Samples, Stopwatch, kept_bytes, make_samples, walk_round
-from potluck.pool.link import measure_link as measure_link
 from potluck.pool.machine import available_bytes, forget_peak, machine_of
 from potluck.pool.measured_work import config_of
 from potluck.pool.memory import memory_mib, trim
@@ -51,7 +50,6 @@ def measure(
     pace: Pace | None = None,
     cache: Path | None = None,
     fresh: bool = False,
-    tell: Callable[[str], None] | None = None,
 ) -> Profile:
     """What this machine's time and memory are for ``work``, with weights of real shapes but random values.
 
@@ -62,7 +60,6 @@ def measure(
         pace: of an emulated device, which measures itself as slow as it is.
         cache: directory of what was measured before; the user's cache if left out. Available memory is never cached.
         fresh: measure again what was measured before, and keep that.
-        tell: called with one line before something slow.
 
     Returns:
         The profile, without a link.
@@ -76,8 +73,6 @@ def measure(
     known = None if fresh else _known(kept_at, work)
     if known is not None:
         return known.model_copy(update={"device": device, "available_bytes": available_bytes()})
-    if tell is not None:
-        tell(f"{device}: measuring, about {BUDGET_S:.0f} seconds.")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -186,4 +186,4 @@ class RemoteDevice:
 
 def _of_another(event: Event, device: "RemoteDevice") -> bool:
     """Whether an event is of a generation before this device's, and only comes late."""
-    return "generation" in event and event["generation"] != device.spec.get("generation", 0)
+    return bool(event.get("generation", 0) != device.spec.get("generation", 0))

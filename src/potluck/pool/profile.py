@@ -152,9 +152,28 @@ def parse_profile(content: Mapping[str, Any], where: str) -> Profile:
             "'potluck profile'."
         )
     try:
-        return Profile.model_validate(content)
+        profile = Profile.model_validate(content)
     except ValidationError as error:
         fault = error.errors()[0]
         raise BadInput(
             f"{where} is no profile: {'.'.join(str(part) for part in fault['loc']) or 'it'}: {fault['msg']}."
         ) from None
+    if impossible := _impossible(profile):
+        raise BadInput(f"{where} is no profile: {impossible}.")
+    return profile
+
+
+def _impossible(profile: Profile) -> str:
+    """What cannot have been measured, and would make plans nonsense or divide by zero; empty if nothing."""
+    for name in ("attention_s", "mlp_s", "head_s", "optimizer_s", "attention_bytes", "mlp_bytes"):
+        line: Line = getattr(profile, name)
+        if line.alpha < 0 or line.beta < 0:
+            return f"{name}: alpha and beta are never negative"
+        if name in ("attention_s", "mlp_s", "head_s") and line.alpha + line.beta == 0:
+            return f"{name}: nothing computes in no time"
+    if not 0 <= profile.forward_part <= 1:
+        return f"forward_part: {profile.forward_part} is not from 0 to 1"
+    link = profile.link
+    if link is not None and (link.bytes_per_s <= 0 or min(link.latency_s, link.covered_s) < 0 or link.world_size < 2):
+        return "link: a rate is above 0, times are not below 0, devices are at least 2"
+    return ""

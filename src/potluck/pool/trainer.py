@@ -129,8 +129,7 @@ def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Pa
             pass
         return
     assert result_dir is not None
-    template = Path(job.data.template)
-    own_template = template.read_text(encoding="utf-8") if template.is_file() else None
+    own_template = job.data.own_template()
     if job.train == "lora":
         names = {t.name.split(".lora_")[0] for t in part.chain.trained}
         targets = sorted({name.rsplit(".", 1)[-1] for name in names})

@@ -74,7 +74,6 @@ def read_profiles(files: Sequence[Path]) -> list[Profile]:
     profiles: list[Profile] = []
     for file in files:
         profile = read_profile(file)
-        _check_numbers(profile, file)
         so_far[file.resolve()] += 1
         if times[file.resolve()] > 1:
             profile = profile.model_copy(update={"device": f"{profile.device}-{so_far[file.resolve()]}"})
@@ -197,20 +196,3 @@ def _model_difference(there: Decoder, here: Decoder) -> str:
     if len(there.layers) != len(here.layers):
         return f"layers: {len(there.layers)}, and the job's model has {len(here.layers)}"
     return ""
-
-
-def _check_numbers(profile: Profile, file: Path) -> None:
-    """See that nothing measured is impossible: a plan would be nonsense, or divide by zero."""
-    lines = {name: getattr(profile, name) for name in ("attention_s", "mlp_s", "head_s", "optimizer_s")}
-    lines |= {name: getattr(profile, name) for name in ("attention_bytes", "mlp_bytes")}
-    for name, line in lines.items():
-        if line.alpha < 0 or line.beta < 0:
-            raise BadInput(f"{file} is no profile: {name}: alpha and beta are never negative.")
-    for name in ("attention_s", "mlp_s", "head_s"):
-        if lines[name].alpha + lines[name].beta == 0:
-            raise BadInput(f"{file} is no profile: {name}: nothing computes in no time.")
-    if not 0 <= profile.forward_part <= 1:
-        raise BadInput(f"{file} is no profile: forward_part: {profile.forward_part} is not from 0 to 1.")
-    link = profile.link
-    if link is not None and (link.bytes_per_s <= 0 or link.latency_s < 0 or link.world_size < 2):
-        raise BadInput(f"{file} is no profile: link: a rate is above 0, a latency not below 0, devices at least 2.")
