@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from potluck.errors import BadInput, DeviceLost, PotluckError, SaveFailed
 
 if TYPE_CHECKING:
-    from potluck.job import Data, Job, Lora, Shares, load_job
+    from potluck.job import Data, Job, Lora, Shares, Split, load_job
     from potluck.models.evaluate import Scores
     from potluck.pool.crew import Gathering, Manners
     from potluck.pool.join import Guest, join
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from potluck.pool.result import Result
     from potluck.pool.tune import tune
     from potluck.pool.what_if import what_if
+    from potluck.split.audit import audit
+    from potluck.split.client import Client, contribute, fetch, withdraw
+    from potluck.split.serve import Serving, serve
+    from potluck.split.trainer import train_store
     from potluck.use import evaluate_result, generate, merge_result
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadInput",
+    "Client",
     "Data",
     "DeviceLost",
     "Gathering",
@@ -40,9 +45,14 @@ __all__ = [
     "Result",
     "SaveFailed",
     "Scores",
+    "Serving",
     "Shares",
+    "Split",
     "__version__",
+    "audit",
+    "contribute",
     "evaluate_result",
+    "fetch",
     "generate",
     "join",
     "load_job",
@@ -50,12 +60,16 @@ __all__ = [
     "profile_job",
     "profile_work",
     "read_profile",
+    "serve",
+    "train_store",
     "tune",
     "what_if",
+    "withdraw",
     "write_profile",
 ]
 
 _HOMES = {
+    "Client": "potluck.split.client",
     "Data": "potluck.job",
     "Gathering": "potluck.pool.crew",
     "Guest": "potluck.pool.join",
@@ -65,8 +79,13 @@ _HOMES = {
     "Manners": "potluck.pool.crew",
     "Result": "potluck.pool.result",
     "Scores": "potluck.models.evaluate",
+    "Serving": "potluck.split.serve",
     "Shares": "potluck.job",
+    "Split": "potluck.job",
+    "audit": "potluck.split.audit",
+    "contribute": "potluck.split.client",
     "evaluate_result": "potluck.use",
+    "fetch": "potluck.split.client",
     "generate": "potluck.use",
     "join": "potluck.pool.join",
     "load_job": "potluck.job",
@@ -74,8 +93,11 @@ _HOMES = {
     "profile_job": "potluck.pool.profiling",
     "profile_work": "potluck.pool.profiling",
     "read_profile": "potluck.pool.profile",
+    "serve": "potluck.split.serve",
+    "train_store": "potluck.split.trainer",
     "tune": "potluck.pool.tune",
     "what_if": "potluck.pool.what_if",
+    "withdraw": "potluck.split.client",
     "write_profile": "potluck.pool.profile",
 }
 

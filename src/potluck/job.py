@@ -32,8 +32,9 @@ class _Strict(BaseModel):
 class Data(_Strict):
     """Where the examples come from and how they become token ids."""
 
-    train: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
-    """Files (.jsonl .json .csv .parquet .txt .md), a ``datasets`` directory, or a hub dataset id."""
+    train: Annotated[list[str], BeforeValidator(_listed)] = []
+    """Files (.jsonl .json .csv .parquet .txt .md), a ``datasets`` directory, or a hub dataset id. Left out where others
+    contribute the examples."""
     eval: Annotated[list[str], BeforeValidator(_listed)] = []
     """Held-out examples in the same formats; scored before and after training."""
     format: Format = "auto"
@@ -72,18 +73,56 @@ class Shares(_Strict):
     vocab_rows: list[Annotated[int, Field(ge=0)]] | None = None
 
 
+class Split(_Strict):
+    """Training divided between clients, which run the embedding and the first blocks, and a server."""
+
+    scheme: Literal["one-shot", "l-shaped", "u-shaped"] = "one-shot"
+    """``one-shot``: a client uploads its activations once and leaves; ``l-shaped``: in every step, and the loss is
+    computed on the server; ``u-shaped``: the loss is computed on the client, which holds the labels."""
+    cut: Annotated[int, Field(ge=1)] = 2
+    """Blocks on the client's side."""
+    client: Literal["frozen", "trainable"] = "frozen"
+    """Whether the client's blocks get adapters too."""
+    targets: Literal["embeddings", "ids"] = "embeddings"
+    """What tells the server the labels: rows of the embedding table (loss ``target``), or token ids, which are the text
+    itself (loss ``exact``). Not used by ``u-shaped``, which never sends labels."""
+    negatives: Annotated[int, Field(ge=0)] = 4096
+    """Rows of the table, drawn at random, that stand for the tokens nobody has as a target; all clients together."""
+    encoding: Literal["fp32", "bf16", "int8", "int4"] = "int8"
+    """What activations and tables travel in and are stored in."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """How many clients are expected: each draws its part of the negatives; a step scheme begins when all have come."""
+    average_every: Annotated[int, Field(ge=1)] = 10
+    """Steps after which trainable clients' adapters are averaged, weighted by target tokens."""
+    weight_cap: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest part of an epoch's target tokens that may come from one client."""
+    store: Path | None = None
+    """Where the server keeps contributions; ``OUTPUT-store`` if left out."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.scheme == "one-shot" and self.client == "trainable":
+            raise ValueError(
+                "a client of scheme one-shot leaves after its upload, so that its blocks cannot be trained: "
+                "client: frozen, or another scheme"
+            )
+        return self
+
+
 class Job(_Strict):
     """One fine-tuning job."""
 
     model: str
     """A Hugging Face directory, a hub id, or a .gguf file."""
-    data: Data
+    data: Data = Data()
     output: Path
     """Directory of the result; must be empty or absent unless ``overwrite``."""
     overwrite: bool = False
 
     train: Literal["lora", "full"] = "lora"
     lora: Lora = Lora()
+    split: Split | None = None
+    """Clients and a server (``potluck serve``); left out, devices train together (``potluck tune``)."""
 
     strategy: Literal["auto", "single", "tensor", "tensor-uniform"] = "auto"
     """``tensor``: shares as ``devices`` or ``shares`` say; ``tensor-uniform``: even shares; ``single``: one device,
@@ -125,6 +164,10 @@ class Job(_Strict):
     def _consistent(self) -> Self:
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             raise ValueError(f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}")
+        if self.split is None and not self.data.train:
+            raise ValueError("data.train names no examples; only a job with a 'split' section goes without")
+        if self.split is not None and self.train == "full":
+            raise ValueError("split trains adapters: train: lora")
         for source in self._replaced_sources():
             raise ValueError(
                 f"output {self.output} is or holds {source}, which --overwrite would delete: name another directory"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from doors import LOCAL, join, open_door
 
-from potluck.control.client import Access, Client, _batches, _without_first
+from potluck.control.client import Client, _batches
+from potluck.control.connection import Access, without_first
 from potluck.control.identity import Identity
 from potluck.control.invite import Invite
 from potluck.control.pinned import pinned_context
@@ -151,7 +152,7 @@ def test_large_events_travel_in_parts(identity: Identity) -> None:
 
 
 def test_what_is_left_of_ranges() -> None:
-    assert _without_first([(0, 3), (10, 4)], 0) == [(0, 3), (10, 4)]
-    assert _without_first([(0, 3), (10, 4)], 2) == [(2, 1), (10, 4)]
-    assert _without_first([(0, 3), (10, 4)], 5) == [(12, 2)]
-    assert _without_first([(0, 3), (10, 4)], 7) == []
+    assert without_first([(0, 3), (10, 4)], 0) == [(0, 3), (10, 4)]
+    assert without_first([(0, 3), (10, 4)], 2) == [(2, 1), (10, 4)]
+    assert without_first([(0, 3), (10, 4)], 5) == [(12, 2)]
+    assert without_first([(0, 3), (10, 4)], 7) == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from doors import join, open_door, raw
 
-from potluck.control.client import Access
+from potluck.control.connection import Access
 from potluck.control.identity import Identity
 from potluck.errors import BadInput, PotluckError
 

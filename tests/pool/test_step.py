@@ -20,7 +20,8 @@ from potluck.job import Lora
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
-from potluck.pool.step import OWNER, Settings, Stepper, StepReport, scheduled, split_times
+from potluck.models.optimizer import scheduled
+from potluck.pool.step import OWNER, Settings, Stepper, StepReport, split_times
 from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch, Layout
 from worlds import run_world

@@ -95,14 +95,6 @@ class Machine:
         self.processes.append(process)
         return process
 
-    def refused(self, *arguments: str, version: str = "-") -> str:
-        """What it says when it is refused."""
-        process = self.start(*arguments, version=version)
-        said, _ = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 2, said
-        assert "Traceback" not in said
-        return said
-
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
@@ -158,6 +150,26 @@ def until(process: "subprocess.Popen[str]", pattern: str) -> tuple[str, list[str
     raise AssertionError(f"{pattern!r} was not said, but this: {''.join(lines)}")
 
 
+def refused(process: "subprocess.Popen[str]") -> str:
+    """What it says when it is refused."""
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2, said
+    assert "Traceback" not in said
+    return said
+
+
+def check_interrupt(running: dict[str, "subprocess.Popen[str]"], who: str) -> None:
+    """Ctrl-C on one machine ends all within ten seconds, and the others say whose it was."""
+    running[who].send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 10
+    for name, each in running.items():
+        said, _ = each.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        assert each.returncode == (130 if name == who else 1), said
+        assert "Traceback" not in said
+        if name != who:
+            assert f"{who} was interrupted" in said
+
+
 def both_owners(machines: dict[str, Machine]) -> None:
     hub, cam = machines["hub"], machines["cam-1"]
     save_model(hub.outside / "model")
@@ -180,10 +192,14 @@ def test_they_train_what_one_would_and_no_text_leaves(machines: dict[str, Machin
     until(first, "Joined")
 
     other = replace(Invite.decode(invite), secret="x" * 22).encode()
-    assert "secret is wrong" in cam_2.refused("join", other)
-    assert "cam-1" in cam_2.refused("join", invite, "--name", "cam-1")
-    assert "0.0.1" in cam_2.refused("join", invite, version="0.0.1")
-    assert "nowhere.jsonl" in cam_2.refused("join", invite, "--data", "nowhere.jsonl")
+    strangers = {
+        "secret is wrong": cam_2.start("join", other),
+        "cam-1": cam_2.start("join", invite, "--name", "cam-1"),
+        "0.0.1": cam_2.start("join", invite, version="0.0.1"),
+        "nowhere.jsonl": cam_2.start("join", invite, "--data", "nowhere.jsonl"),
+    }
+    for reason, stranger in strangers.items():
+        assert reason in refused(stranger)
     second = cam_2.start("join", "--threads", "1", invite)
     said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
@@ -280,37 +296,35 @@ def check_fetched(machines: dict[str, Machine], model_dir: Path, devices: Sequen
         assert wanted <= sum(fetched) <= 1.05 * wanted, (name, sum(fetched) / wanted)
 
 
-@pytest.mark.parametrize("who", ["hub", "cam-2"])
-def test_an_interrupt_anywhere_ends_all_within_ten_seconds(machines: dict[str, Machine], who: str) -> None:
+def start_endless(machines: dict[str, Machine], *options: str) -> tuple[dict[str, "subprocess.Popen[str]"], str]:
+    """All three in a training that will not end by itself, and its invite."""
     both_owners(machines)
-    process, invite, _ = start_hub(machines["hub"], job_of(machines["hub"].folder, steps=100_000))
+    hub = machines["hub"]
+    process, invite, _ = start_hub(hub, job_of(hub.folder, steps=100_000), *options)
     running = {"hub": process}
+    running |= {name: machines[name].start("join", "--threads", "1", invite) for name in ("cam-1", "cam-2")}
     for name in ("cam-1", "cam-2"):
-        running[name] = machines[name].start("join", "--threads", "1", invite)
         until(running[name], "Joined")
-    until(process, "step 1/")
-    running[who].send_signal(signal.SIGINT)
-    deadline = time.monotonic() + 10
-    for name, each in running.items():
-        said, _ = each.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        assert each.returncode == (130 if name == who else 1), said
-        assert "Traceback" not in said
-        if name != who:
-            assert f"{who} was interrupted" in said
+    return running, invite
+
+
+def test_an_interrupt_of_a_guest_ends_all_within_ten_seconds(machines: dict[str, Machine]) -> None:
+    running, _ = start_endless(machines)
+    until(running["hub"], "step 1/")
+    check_interrupt(running, "cam-2")
     assert not (machines["hub"].outside / "out").exists()
 
 
-def test_an_invite_expires_and_training_goes_on(machines: dict[str, Machine]) -> None:
-    both_owners(machines)
-    job = job_of(machines["hub"].folder, steps=100_000, devices="2:1")
-    process, invite, _ = start_hub(machines["hub"], job, "--invite-minutes", "0.3", peers=1)
-    began = time.monotonic()
-    until(machines["cam-1"].start("join", "--threads", "1", invite), "Joined")
-    until(process, "step 1/")
-    time.sleep(max(0.0, began + 19 - time.monotonic()))
-    assert "expired" in machines["cam-2"].refused("join", invite)
-    step, _ = until(process, r"step (\d+)/")
-    assert int(until(process, r"step (\d+)/")[0]) > int(step)
+def test_an_invite_expires_training_goes_on_and_an_interrupt_of_the_hub_ends_all(machines: dict[str, Machine]) -> None:
+    running, invite = start_endless(machines, "--invite-minutes", "0.4")
+    expires = time.monotonic() + 0.4 * 60  # at the latest: all have joined
+    until(running["hub"], "step 1/")
+    time.sleep(max(0.0, expires - time.monotonic()))
+    assert "expired" in refused(machines["cam-2"].start("join", invite, "--name", "cam-3"))
+    step, _ = until(running["hub"], r"step (\d+)/")
+    assert int(until(running["hub"], r"step (\d+)/")[0]) > int(step)
+    check_interrupt(running, "hub")
+    assert not (machines["hub"].outside / "out").exists()
 
 
 def test_a_device_that_leaves_before_training_ends_the_run_with_a_sentence(machines: dict[str, Machine]) -> None:

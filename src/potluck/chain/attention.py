@@ -129,21 +129,22 @@ class Attention:
         )
         if self.q_norm is not None and self.k_norm is not None:
             q_BSHK, k_BSGK = self.q_norm(q_BSHK).to(h_BSD.dtype), self.k_norm(k_BSGK).to(h_BSD.dtype)
-        cos_SK, sin_SK = self.rope(S, h_BSD.dtype)
+        cos_SK, sin_SK = (table.to(h_BSD.device) for table in self.rope(S, h_BSD.dtype))
         y_BHSK = attend(
             rotate(q_BSHK, cos_SK, sin_SK).transpose(1, 2),
             rotate(k_BSGK, cos_SK, sin_SK).transpose(1, 2),
             v_BSGK.transpose(1, 2),
             self.kv_of_q_H,
             scale=self.scale,
-            mask=self._mask(S),
+            mask=self._mask(S, h_BSD.device),
         )
         H = y_BHSK.shape[1]
         return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
 
-    def _mask(self, S: int) -> Tensor | None:
+    def _mask(self, S: int, device: torch.device) -> Tensor | None:
         """Rows are padded on the right, so causality alone hides the padding; only a short window needs a mask."""
         if self.window is None or self.window >= S:
             return None
-        back_SS = torch.arange(S)[:, None] - torch.arange(S)
+        at_S = torch.arange(S, device=device)
+        back_SS = at_S[:, None] - at_S
         return (back_SS >= 0) & (back_SS < self.window)

@@ -64,12 +64,12 @@ class CutLinears:
         return y_BSO
 
     def _kept(self, x_BSI: Tensor, at: At) -> Tensor | None:
-        """The dropout mask, scaled to keep the expected value."""
-        if self.dropout == 0.0:
+        """The dropout mask, scaled to keep the expected value; None where nothing is dropped."""
+        if self.dropout == 0.0 or at.judging:
             return None
         place = (self.name,) if self.cut_input_of is None else (self.name, self.cut_input_of)
         kept = torch.empty(x_BSI.shape).bernoulli_(1 - self.dropout, generator=at.generator(*place))
-        return kept.div_(1 - self.dropout).to(x_BSI.dtype).flatten(0, 1)
+        return kept.div_(1 - self.dropout).to(x_BSI.device, x_BSI.dtype).flatten(0, 1)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -133,7 +133,7 @@ def _stacked(adapters: Sequence[Tensor], starts: Sequence[int], O: int, dtype: t
     As, Bs = adapters[::2], adapters[1::2]
     if len(As) == 1 and Bs[0].shape[0] == O:
         return As[0].to(dtype), Bs[0].to(dtype)
-    B_OR = torch.zeros(O, sum(A.shape[0] for A in As), dtype=dtype)
+    B_OR = As[0].new_zeros(O, sum(A.shape[0] for A in As), dtype=dtype)
     column = 0
     for A, B, start in zip(As, Bs, starts, strict=True):
         B_OR[start : start + B.shape[0], column : column + A.shape[0]] = B

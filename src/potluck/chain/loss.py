@@ -8,7 +8,8 @@ rows ``w_v``. It computes, without any label,
 and sends ``(m, s)``. With every device's pair, ``log Z`` is known, and ``exp(m - log Z) g`` is this device's part of
 the gradient of ``log Z``: the logits are never kept. The owner alone reads ``w_y``, takes ``h.w_y`` from the loss and
 ``w_y`` from its part of the gradient. A device without rows sends ``m = -inf, s = 0``. The parts are then summed.
-A soft-cap ``c tanh(l / c)`` on logits multiplies each row's term by its derivative.
+A soft-cap ``c tanh(l / c)`` on logits multiplies each row's term by its derivative. A row that stands for several
+others counts as often as its shift says: ``exp(l + shift)``.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ class Head:
     softcap: float | None = None
     chunk_bytes: int = 16 << 20
     """Logits computed at once."""
+    shift_V: Tensor | None = None
+    """Added to the soft-capped logits in ``log Z``; a target's own logit is never shifted."""
 
     def partial(self, h_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``m [N]``, ``s [N]`` and ``g [N, D]`` of the module's text, in float32 or better."""
@@ -44,6 +47,8 @@ class Head:
         for start in range(0, N, rows):
             part = slice(start, start + rows)
             l_nV, slope_nV = _capped(F.linear(h_ND[part], self.W_VD).to(exact), self.softcap)
+            if self.shift_V is not None:
+                l_nV = l_nV + self.shift_V
             m_N[part] = l_nV.amax(-1)
             e_nV = l_nV.sub_(m_N[part, None]).exp_()
             s_N[part] = e_nV.sum(-1)
@@ -67,6 +72,7 @@ def cross_entropy(
     targets: Targets | None,
     step_targets: int,
     comm: Comm,
+    weights: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Loss of the supervised positions and its gradient, both divided by the whole step's ``step_targets``.
 
@@ -76,6 +82,7 @@ def cross_entropy(
         targets: the owner's labels; None on every other device.
         step_targets: supervised positions of the step, over all micro-batches and devices.
         comm: the messages.
+        weights: what each position of each half counts, equal on all devices; 1 if None.
 
     Returns:
         The owner's loss (0 elsewhere), and the gradient of each half's hidden states, equal on all devices.
@@ -87,7 +94,7 @@ def cross_entropy(
         supervised.append(h_ND)
         partials.append((m_N, g_ND))
         pairs.append(comm.all_gather(torch.stack((m_N, s_N))))
-    loss = torch.zeros((), dtype=partials[0][0].dtype)
+    loss = partials[0][0].new_zeros(())
     messages = []
     for j, (m_N, g_ND) in enumerate(partials):
         m_WN, s_WN = pairs[j].wait().unbind(1)
@@ -95,7 +102,10 @@ def cross_entropy(
         g_ND.mul_((m_N - log_Z_N).exp_()[:, None])
         if targets is not None:
             ids_N = targets.ids_halves[j]
-            loss += (log_Z_N - _take_targets(head, supervised[j], ids_N, targets.rows, g_ND)).sum()
+            loss_N = log_Z_N - _take_targets(head, supervised[j], ids_N, targets.rows, g_ND)
+            loss += (loss_N if weights is None else loss_N * weights[j]).sum()
+        if weights is not None:
+            g_ND.mul_(weights[j][:, None])
         messages.append(comm.all_reduce(g_ND.div_(step_targets)))
     gradients = [message.wait().to(h.dtype)[None] for h, message in zip(h_halves, messages, strict=True)]
     return loss / step_targets, gradients
@@ -104,7 +114,7 @@ def cross_entropy(
 def _take_targets(head: Head, h_ND: Tensor, ids_N: Tensor, rows: ReadRows, g_ND: Tensor) -> Tensor:
     """The target logits ``[N]``; their gradient is taken from ``g_ND`` in place."""
     unique, index_N = ids_N.unique(return_inverse=True)
-    w_ND = rows(unique.tolist()).to(g_ND.dtype)[index_N]
+    w_ND = rows(unique.tolist()).to(g_ND.device, g_ND.dtype)[index_N]
     raw_N = (h_ND.to(g_ND.dtype) * w_ND).sum(-1).to(head.W_VD.dtype)  # rounded as the same logit is in log Z
     l_N, slope_N = _capped(raw_N.to(g_ND.dtype), head.softcap)
     g_ND.sub_(w_ND if slope_N is None else w_ND * slope_N[:, None])

@@ -28,6 +28,8 @@ class At:
     step: int
     micro_batch: int
     half: int
+    judging: bool = False
+    """What is trained is looked at as it will be used: nothing is dropped."""
 
     def generator(self, *where: str | int) -> torch.Generator:
         """A generator for one dropout: the same on every device that names the same place."""

@@ -60,7 +60,8 @@ class AddNorm:
     The stream ``x`` stays in float32 (or float64), the norm's output ``h`` is in the compute dtype.
     """
 
-    norm: Norm
+    norm: Norm | None
+    """None at the end of a part of a model, where the stream itself goes on to the next part."""
     compute: torch.dtype
     bias_D: Tensor | None = None
     """Bias of the row-cut linear whose partial sums were just reduced."""
@@ -75,4 +76,4 @@ class AddNorm:
             if self.norm_of_sum is not None:
                 r_BSD = self.norm_of_sum(r_BSD)
             x_BSD = x_BSD + r_BSD
-        return x_BSD, self.norm(x_BSD).to(self.compute)
+        return x_BSD, x_BSD if self.norm is None else self.norm(x_BSD).to(self.compute)

@@ -9,7 +9,23 @@ from typing import Annotated, NoReturn
 import typer
 
 from potluck import __version__
-from potluck.cli import demo, evaluate, generate, join, merge, plan, profile, testbed, tune
+from potluck.cli import (
+    audit,
+    bench,
+    contribute,
+    demo,
+    evaluate,
+    fetch,
+    generate,
+    join,
+    merge,
+    plan,
+    profile,
+    serve,
+    testbed,
+    train,
+    tune,
+)
 from potluck.errors import PotluckError
 
 _INTERRUPTED = 130
@@ -25,10 +41,16 @@ app.command("tune")(tune.command)
 app.command("join")(join.command)
 app.command("profile")(profile.command)
 app.command("plan")(plan.command)
+app.command("serve")(serve.command)
+app.command("contribute")(contribute.command)
+app.command("train")(train.command)
+app.command("fetch")(fetch.command)
+app.command("audit")(audit.command)
 app.command("generate")(generate.command)
 app.command("eval")(evaluate.command)
 app.command("merge")(merge.command)
 app.command("demo")(demo.command)
+app.add_typer(bench.app, name="bench")
 app.add_typer(testbed.app, name="testbed")
 
 

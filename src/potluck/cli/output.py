@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.errors import PotluckError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,6 +26,12 @@ PaceOption = Annotated[
         help="Emulate a slower device: its speed as a part of one core, above 0 and at most 1.",
     ),
 ]
+
+
+class Interrupted(PotluckError):
+    """Ctrl-C, where more is to be said than that everything ended."""
+
+    exit_code = 130
 
 
 def console(as_json: bool) -> "Console":

@@ -36,8 +36,8 @@ def command(
     if (job_file is None) == (like is None):
         raise BadInput("Give a job file, or --like with another device's profile, and not both.")
 
+    from potluck.control.names import host_name
     from potluck.job import load_job
-    from potluck.pool.local import host_name
     from potluck.pool.profile import read_profile, write_profile
     from potluck.pool.profiling import profile_job, profile_work
     from potluck.report.profiles import profile_table

@@ -79,6 +79,11 @@ def interface_of(address: str) -> str:
     return addresses[_same(address)]
 
 
+def https_url(host: str, port: int) -> str:
+    """The URL of a server at a numeric address."""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
 def _addresses() -> dict[str, str]:
     """Interface by address; IPv6 link-local ones, which mean nothing without an interface, are left out."""
     found: dict[str, str] = {}

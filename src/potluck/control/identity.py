@@ -48,7 +48,7 @@ class Identity:
         key, certificate = directory / "key.pem", directory / "certificate.pem"
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _locked(directory / "lock"):
+            with locked(directory / "lock"):
                 if not (key.is_file() and certificate.is_file()):
                     _make(key, certificate)
                 return cls(certificate, key, _checked_fingerprint(key, certificate))
@@ -80,8 +80,8 @@ def _make(key_path: Path, certificate_path: Path) -> None:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write(key_path, secret)
-    _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
+    write_private(key_path, secret)
+    write_private(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _checked_fingerprint(key_path: Path, certificate_path: Path) -> bytes:
@@ -97,7 +97,8 @@ def _checked_fingerprint(key_path: Path, certificate_path: Path) -> bytes:
     return certificate.fingerprint(hashes.SHA256())
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read: whole, or not at all."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -111,7 +112,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Keep out other processes that lock the same file, which is made if it is not there."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from potluck.control.names import Name
+from potluck.control.requests import Refused
 from potluck.control.versions import differences, versions
 
 Arrivals = queue.Queue[tuple[str, dict[str, Any] | None]]
 
-NAME_PATTERN = r"^[\w.-]([\w .()-]*[\w.()-])?$"
 _STREAMS = 16
 _WAITING_INSTRUCTIONS = 10_000
 
@@ -27,21 +28,13 @@ _WAITING_INSTRUCTIONS = 10_000
 class Member:
     """A device as it described itself when it joined."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=NAME_PATTERN)]
+    name: Name
     address: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-fA-F.:]+$")]
     """Where its messages leave towards the coordinator."""
     versions: Annotated[dict[str, str], Field(max_length=16)]
     has_data: bool
     threads: Annotated[int, Field(ge=1)]
     machine: dict[str, Any]
-
-
-class Refused(Exception):
-    """An answer other than success: an HTTP status and one sentence."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from potluck.control.members import Refused
+from potluck.control.requests import Refused
 
 _MOST_KEYS = 100_000
 

@@ -73,7 +73,7 @@ def demo_job(output: Path, *, seed: int, steps: int, overwrite: bool) -> Job:
         BadInput: the package that holds the model is not installed.
     """
     return Job(
-        model=str(_model_file()),
+        model=str(model_file()),
         data=Data(
             train=[str(output / "data" / "train.jsonl")],
             eval=[str(output / "data" / "held-out.jsonl")],
@@ -92,7 +92,12 @@ def demo_job(output: Path, *, seed: int, steps: int, overwrite: bool) -> Job:
     )
 
 
-def _model_file() -> Path:
+def model_file() -> Path:
+    """The demo's model, a GGUF file.
+
+    Raises:
+        BadInput: the package it comes in is not installed.
+    """
     # Found and not imported: the package itself imports the inference engine it was made for.
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     for place in (spec and spec.submodule_search_locations) or ():

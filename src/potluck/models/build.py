@@ -67,10 +67,9 @@ def build_part(
     """
     targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
     cutter = Cutter(checkpoint, rank, compute, lora, targets, seed)
-    builder = _Builder(decoder, tuple(shares), rank, compute, cutter)
-    head_name = EMBEDDING if decoder.tied else HEAD
+    head_name = head_of(decoder)
     W_VD = checkpoint.read(head_name, dtype=compute, rows=shares[rank].vocab_rows)
-    chain = builder.chain()
+    chain = build_chain(decoder, shares, rank, compute, cutter, range(len(decoder.layers)))
     return Part(
         chain=chain,
         head=Head(W_VD, decoder.logit_softcap),
@@ -80,6 +79,22 @@ def build_part(
         hidden_size=decoder.hidden_size,
         weight_bytes=cutter.weight_bytes + W_VD.nbytes,
     )
+
+
+def build_chain(
+    decoder: Decoder, shares: Sequence[Share], rank: int, compute: torch.dtype, cutter: Cutter, blocks: range
+) -> Chain:
+    """A row of blocks, all of them or a part of the model.
+
+    A part that begins behind another one is given the residual stream; one that ends before another one gives it, and
+    the last one gives the normed input of the head. The cut is between the residual add and the norm that follows.
+    """
+    return _Builder(decoder, tuple(shares), rank, compute, cutter).chain(blocks)
+
+
+def head_of(decoder: Decoder) -> str:
+    """Name of the tensor whose rows the last hidden states are compared with."""
+    return EMBEDDING if decoder.tied else HEAD
 
 
 def tables(decoder: Decoder) -> tuple[str, ...]:
@@ -95,10 +110,10 @@ class _Builder:
     compute: torch.dtype
     cutter: Cutter
 
-    def chain(self) -> Chain:
+    def chain(self, blocks: range) -> Chain:
         links = []
         sum_of, norm_of_sum = None, None  # the linear whose partial sums reach the next replicated piece
-        for i in range(len(self.decoder.layers)):
+        for i in blocks:
             at = f"model.layers.{i}"
             attention_norm, mlp_norm = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
             attention_sum_norm = mlp_sum_norm = None
@@ -110,17 +125,18 @@ class _Builder:
             before = self._add_norm(mlp_norm, f"{at}.self_attn.o_proj", attention_sum_norm)
             links.append(self._link(before, partial(self._mlp, i)))
             sum_of, norm_of_sum = f"{at}.mlp.down_proj", mlp_sum_norm
-        last = self._add_norm("model.norm", sum_of, norm_of_sum)
+        is_last = blocks.stop == len(self.decoder.layers)
+        last = self._add_norm("model.norm" if is_last else None, sum_of, norm_of_sum)
         return Chain(tuple(links), last, len(links) - 1, self.cutter.taken())
 
     def _link(self, replicated: Replicated, sharded: Callable[[], Sharded]) -> Link:
         replicated_trained = self.cutter.taken()
         return Link(replicated, sharded(), replicated_trained, self.cutter.taken())
 
-    def _add_norm(self, norm: str, sum_of: str | None, norm_of_sum: str | None) -> AddNorm:
+    def _add_norm(self, norm: str | None, sum_of: str | None, norm_of_sum: str | None) -> AddNorm:
         eps, offset = self.decoder.norm_eps, self.decoder.norm_offset
         return AddNorm(
-            self.cutter.norm(norm, eps, offset),
+            None if norm is None else self.cutter.norm(norm, eps, offset),
             self.compute,
             None if sum_of is None else self.cutter.row_bias(sum_of),
             None if norm_of_sum is None else self.cutter.norm(norm_of_sum, eps, offset),

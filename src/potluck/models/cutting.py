@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from potluck.chain.linear import CutLinears, LoraPart
 from potluck.chain.ranges import Ranges
@@ -27,6 +27,8 @@ class Cutter:
     """Adapters on ``targets``; None trains every linear and norm itself."""
     targets: frozenset[str]
     seed: int
+    device: torch.device | None = None
+    """Where adapters are made, the CPU if None; base weights are where the checkpoint's reads leave them."""
     weight_bytes: int = 0
     """Memory of what was read and made so far."""
     _trained: list[Trained] = field(default_factory=list)
@@ -48,8 +50,8 @@ class Cutter:
                 A_RI = self._initial_A(name)
                 B_OR = A_RI.new_zeros(sizes[-1], self.lora.rank)
                 out = self.checkpoint.shape(f"{name}.weight")[0]
-                self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
-                self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
+                A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
+                B_OR = self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
                 adapters.append(LoraPart(A_RI, B_OR, start))
             start += sizes[-1]
         return self._group(names[0], weights, biases, sizes, adapters, None)
@@ -63,8 +65,8 @@ class Cutter:
             whole_RI = self._initial_A(name)
             A_RI = whole_RI[:, list(held[self.rank])].contiguous()
             B_OR = whole_RI.new_zeros(out, self.lora.rank)
-            self._train(f"{name}.lora_A.weight", A_RI, tuple(whole_RI.shape), 1, held, "cut")
-            self._train(f"{name}.lora_B.weight", B_OR, tuple(B_OR.shape), None, (), "partial")
+            A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(whole_RI.shape), 1, held, "cut")
+            B_OR = self._train(f"{name}.lora_B.weight", B_OR, tuple(B_OR.shape), None, (), "partial")
             adapters.append(LoraPart(A_RI, B_OR, 0))
         return self._group(name, [weight], [None], [out], adapters, self.rank)
 
@@ -114,7 +116,7 @@ class Cutter:
         tensor = self.checkpoint.read(name, dtype=dtype, rows=rows, columns=columns)
         self.weight_bytes += tensor.nbytes
         if self.lora is None:
-            self._train(name, tensor, tuple(self.checkpoint.shape(name)), dim, held, gradient)
+            return self._train(name, tensor, tuple(self.checkpoint.shape(name)), dim, held, gradient)
         return tensor
 
     def _train(
@@ -125,11 +127,12 @@ class Cutter:
         dim: int | None,
         held: tuple[Ranges, ...],
         gradient: Gradient,
-    ) -> None:
-        local.requires_grad_()
+    ) -> nn.Parameter:
+        parameter = nn.Parameter(local)
         if self.lora is not None:
             self.weight_bytes += local.nbytes
-        self._trained.append(Trained(name, local, shape, dim, held, gradient))
+        self._trained.append(Trained(name, parameter, shape, dim, held, gradient))
+        return parameter
 
     def _initial_A(self, name: str) -> Tensor:
         """Whole ``A [r, in]``, uniform within ``1 / sqrt(in)`` as PEFT draws it; the same on every device."""
@@ -139,7 +142,7 @@ class Cutter:
         inputs = self.checkpoint.shape(f"{name}.weight")[1]
         bound = 1 / math.sqrt(inputs)
         drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=generator)
-        return drawn.to(_master(self.compute))
+        return drawn.to(self.device, _master(self.compute))
 
 
 def _overlaps(held: tuple[Ranges, ...]) -> Gradient:

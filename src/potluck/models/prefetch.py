@@ -13,8 +13,11 @@ from potluck.models.checkpoint import Checkpoint, Part
 from potluck.models.families.decoder import Decoder
 
 
-class _Listed:
-    """A checkpoint's names and shapes; notes what is read, and gives tensors without memory."""
+class Listed:
+    """A checkpoint's names and shapes; notes what is read, and gives tensors without memory.
+
+    Build a part from it, and ``parts`` is what the part reads.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -22,6 +25,7 @@ class _Listed:
         self.parts: list[Part] = []
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
         return self._checkpoint.shape(name)
 
     def read(
@@ -32,6 +36,7 @@ class _Listed:
         rows: Ranges | None = None,
         columns: Ranges | None = None,
     ) -> Tensor:
+        """A tensor of the right shape on the meta device."""
         self.parts.append((name, rows, columns))
         shape = list(self.shape(name))
         for dim, ranges in enumerate((rows, columns)):
@@ -40,6 +45,7 @@ class _Listed:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def rows(self, name: str, ids: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
+        """Never called."""
         raise AssertionError("rows are looked up by ids, which nobody has yet")
 
 
@@ -70,7 +76,7 @@ def prefetch(
         BadInput: a target matches nothing.
         SaveFailed: the disk is full.
     """
-    listed = _Listed(checkpoint)
+    listed = Listed(checkpoint)
     build_part(listed, decoder, shares, rank, compute=torch.float32, lora=lora, seed=0)
     whole: list[Part] = [(name, None, None) for name in tables(decoder)] if owns else []
     checkpoint.fetch([*whole, *listed.parts], progress)

@@ -12,11 +12,12 @@ from potluck.control.files import ModelFiles
 from potluck.control.front_door import FrontDoor
 from potluck.control.identity import Identity
 from potluck.control.members import Member
+from potluck.control.names import check_name, host_name
 from potluck.errors import BadInput, DeviceLost, from_outside
 from potluck.job import Job
 from potluck.pool.launch import PeerLost, run_devices
 from potluck.pool.listener import Listener
-from potluck.pool.local import check_name, check_pace, host_name, threads_of
+from potluck.pool.local import check_pace, threads_of
 from potluck.pool.members import Members
 from potluck.pool.plan import parse_devices
 from potluck.pool.process import Event

@@ -24,10 +24,10 @@ from potluck.errors import DeviceLost, PotluckError
 from potluck.job import Job, parse_job
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
+from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.prefetch import prefetch
 from potluck.pool.local import stand_back
-from potluck.pool.memory import free_at_once, memory_mib
 from potluck.pool.owner import read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Work
@@ -147,7 +147,8 @@ def _group(spec: DeviceSpec) -> ProcessGroup | None:
     if spec.store is not None:
         store = FileStore(spec.store, spec.world_size)
         return gloo_group(store, spec.rank, spec.world_size, "127.0.0.1", timeout_s=SILENCE_S)
-    from potluck.control.client import Access, Client
+    from potluck.control.client import Client
+    from potluck.control.connection import Access
     from potluck.control.preflight import check_paths
     from potluck.control.store import ControlStore
 
@@ -197,7 +198,8 @@ def _longest_of_guest(spec: DeviceSpec, job: Job, emit: Emit) -> int:
 
 def _model(spec: DeviceSpec, *, with_tokenizer: bool) -> "Fetched":
     """The coordinator's model: its config, with the tokenizer if that is wanted, and weights as they are read."""
-    from potluck.control.client import Access, Client
+    from potluck.control.client import Client
+    from potluck.control.connection import Access
     from potluck.models.fetched import Fetched
 
     assert spec.access is not None

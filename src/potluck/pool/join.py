@@ -10,10 +10,11 @@ from typing import Any
 from potluck.control.address import address_towards
 from potluck.control.client import Client
 from potluck.control.invite import Invite
+from potluck.control.names import check_name, host_name
 from potluck.errors import BadInput, DeviceLost, PotluckError, from_outside, in_words
 from potluck.models.cache import user_cache
 from potluck.pool.launch import PeerLost, run_devices
-from potluck.pool.local import check_name, check_pace, host_name, threads_of
+from potluck.pool.local import check_pace, threads_of
 from potluck.pool.machine import machine_of
 from potluck.pool.process import Event
 from potluck.pool.spec import assigned_spec

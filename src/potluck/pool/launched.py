@@ -16,11 +16,11 @@ from potluck.chain.comm import gloo_group
 from potluck.control.address import address_towards, listening_address
 from potluck.errors import DeviceLost
 from potluck.job import Job
+from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.source import resolve
 from potluck.pool.crew import COORDINATOR, Manners
 from potluck.pool.device import SILENCE_S, finished, run_task
 from potluck.pool.local import threads_of
-from potluck.pool.memory import free_at_once, memory_mib
 from potluck.pool.process import Event
 from potluck.pool.ranks import Launch, Ranks
 from potluck.pool.spec import DeviceSpec

@@ -1,33 +1,12 @@
-"""What this machine is in a pool: its name, and how many threads a device of it computes with."""
+"""How a device of this machine computes: how many threads, and how fast."""
 
 import math
 import os
-import re
-import socket
 
-from potluck.control.members import NAME_PATTERN
 from potluck.errors import BadInput
 from potluck.pool.machine import usable_cores
 
 _NICENESS = 10
-
-
-def host_name() -> str:
-    """This machine's name, without its domain."""
-    return socket.gethostname().partition(".")[0] or "device"
-
-
-def check_name(name: str) -> None:
-    """See that a device can be called so.
-
-    Raises:
-        BadInput: it cannot.
-    """
-    if not (len(name) <= 64 and re.fullmatch(NAME_PATTERN, name)):
-        raise BadInput(
-            f"--name {name!r}: a device's name has at most 64 letters, digits, '.', '_', '-', and spaces or"
-            " parentheses within."
-        )
 
 
 def check_pace(pace: float | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from potluck.pool.memory import memory_mib
+from potluck.models.memory import memory_mib
 from potluck.pool.profile import Machine
 
 _CPUINFO = Path("/proc/cpuinfo")

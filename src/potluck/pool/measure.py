@@ -22,11 +22,11 @@ from potluck.errors import BadInput
 from potluck.models.cache import user_cache
 from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
+from potluck.models.memory import memory_mib, trim
 from potluck.models.precision import torch_dtype
 from potluck.pool.laps import Round, Samples, Stopwatch, kept_bytes, make_samples, walk_round
 from potluck.pool.machine import available_bytes, forget_peak, machine_of
 from potluck.pool.measured_work import config_of
-from potluck.pool.memory import memory_mib, trim
 from potluck.pool.profile import Line, Machine, Profile, Work, parse_profile, write_profile
 
 BUDGET_S = 10.0

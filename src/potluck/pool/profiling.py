@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from potluck.control.names import host_name
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Data, Job
 from potluck.models.families import decoder_of, read_config
 from potluck.models.source import resolve
 from potluck.pool.launch import run_devices
 from potluck.pool.link import nic_link
-from potluck.pool.local import check_pace, host_name, threads_of
+from potluck.pool.local import check_pace, threads_of
 from potluck.pool.measured_work import work_of
 from potluck.pool.owner import read_training_data
 from potluck.pool.profile import Profile, Work, parse_profile

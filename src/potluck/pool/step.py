@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from potluck.chain.piece import At
 from potluck.chain.walk import backward, forward
 from potluck.errors import PotluckError
 from potluck.models.build import Part
+from potluck.models.optimizer import adamw, scheduled
 from potluck.pool.gradients import Held, hold, spread_values, squared_norm, steps_here, sum_partial
 from potluck.pool.halves import deal, decode_layouts, encode_layouts
 from potluck.pool.turns import Turn
@@ -97,12 +98,7 @@ class Stepper:
         self.part, self.comm, self.settings = part, comm, settings
         self.held: list[Held] = hold(part.chain.trained, comm.rank, comm.world_size)
         mine = steps_here(self.held, comm.rank)
-        groups = [
-            {"params": [t for t in mine if t.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [t for t in mine if t.ndim <= 1], "weight_decay": 0.0},
-        ]
-        used = [group for group in groups if group["params"]]
-        self.optimizer = torch.optim.AdamW(used, lr=settings.learning_rate, fused=True) if used else None
+        self.optimizer = adamw(mine, settings.learning_rate, settings.weight_decay)
         self.done = 0
 
     def step(self, turns: Sequence[Turn]) -> StepReport:
@@ -226,17 +222,3 @@ def split_times(everyone_WN: Tensor) -> tuple[DeviceTime, ...]:
         DeviceTime(float(step - blocked.sum()), float(blocked.sum() - transfer), float(transfer))
         for step, blocked in zip(step_W, blocked_WN, strict=True)
     )
-
-
-def scheduled(settings: Settings, step: int) -> float:
-    """The learning rate's factor at a 0-based step: a linear rise, then the schedule over the steps that are left."""
-    rise = math.ceil(settings.warmup * settings.steps)
-    if step < rise:
-        return (step + 1) / rise
-    progress = (step - rise) / max(1, settings.steps - rise)
-    factors: dict[str, Callable[[], float]] = {
-        "constant": lambda: 1.0,
-        "linear": lambda: 1 - progress,
-        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * progress)),
-    }
-    return factors[settings.schedule]()

@@ -14,11 +14,11 @@ from potluck.models.adapter import TEMPLATE_FILE, adapter_config, write_adapter
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
+from potluck.models.memory import trim
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.models.shards import Need
 from potluck.pool.gather import gather_whole
-from potluck.pool.memory import trim
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, Stepper

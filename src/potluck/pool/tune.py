@@ -52,6 +52,10 @@ def tune(
         DeviceLost: a device ended before the training did; nothing was written.
         SaveFailed: the result could not be written; what stood there before is untouched.
     """
+    if job.split is not None:
+        raise BadInput(
+            "This job has a 'split' section, for clients and a server: run 'potluck serve' on it, or take it out."
+        )
     listener, manners = listener or Listener(), manners or Manners()
     with ExitStack() as stack:
         ranks = None if launch is None else stack.enter_context(led_ranks(launch))

@@ -1,0 +1,1 @@
+"""Split training: clients run the embedding and the first blocks, a server trains the rest."""

@@ -1,0 +1,95 @@
+"""A client's side of the model: its own copy, or just the parts it computes, fetched from the server."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from potluck.control.files import ModelFile, ModelFiles
+from potluck.errors import BadInput
+from potluck.models.build import tables
+from potluck.models.cache import user_cache
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_of, read_config
+from potluck.models.families.decoder import Decoder
+from potluck.models.fetched import Fetched
+from potluck.models.precision import choose_dtype, torch_dtype
+from potluck.models.prefetch import Listed
+from potluck.models.source import resolve
+from potluck.split.agreement import agreement_of, differences
+from potluck.split.parts import ClientPart, check_cut, client_part
+from potluck.split.terms import Terms
+from potluck.split.uplink import Uplink
+
+
+def find_model(
+    uplink: Uplink, terms: Terms, model: str | None, fingerprint: bytes, tell: Callable[[str], None]
+) -> "ClientModel":
+    """The model that the terms are about.
+
+    Args:
+        uplink: to the server.
+        terms: the server's.
+        model: the person's own copy; None fetches what is needed.
+        fingerprint: the server's: what one of them announced under a hash need not be what another one means by it.
+        tell: told what goes on.
+
+    Raises:
+        BadInput: the copy is another model, or what the server announces is not what its terms say.
+        SaveFailed: the cache cannot be written.
+    """
+    if model is not None:
+        directory = resolve(model, tell=tell)
+        files, fetched = list(ModelFiles(directory).listing()), None
+    else:
+        announced = uplink.model_files()
+        fetched = Fetched(user_cache() / "model" / fingerprint.hex()[:16], announced, uplink.ranges)
+        fetched.fetch_small()
+        directory = fetched.directory
+        files = [ModelFile(str(f["name"]), int(f["size"]), str(f["sha256"])) for f in announced]
+    split = terms.split
+    mine = agreement_of(files, split.cut, split.encoding, split.targets)
+    if told := differences(mine, terms.agreement):
+        which = f"{directory} is not the server's model. " if fetched is None else ""
+        raise BadInput(f"{which}{told}")
+    return ClientModel(directory, fetched, decoder_of(read_config(directory)))
+
+
+class ClientModel:
+    """A directory with tokenizer and configuration, and weights as far as they are here."""
+
+    def __init__(self, directory: Path, fetched: Fetched | None, decoder: Decoder) -> None:
+        self.directory, self.decoder = directory, decoder
+        self._fetched = fetched
+
+    @contextmanager
+    def part(
+        self, terms: Terms, *, trainable: bool, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Iterator[ClientPart]:
+        """Embedding and first blocks; where weights are fetched, the whole tables are: rows would tell token ids.
+
+        Args:
+            terms: the server's.
+            trainable: whether the blocks get adapters.
+            progress: told bytes fetched and bytes in all.
+        """
+        check_cut(self.decoder, terms.split.cut)
+        lora = terms.lora if trainable else None
+        with Checkpoint.open(self.directory, None if self._fetched is None else self._fetched.need) as checkpoint:
+            if self._fetched is not None:
+                listed = Listed(checkpoint)
+                client_part(listed, self.decoder, terms.split.cut, compute=torch.float32, lora=lora, seed=0)
+                checkpoint.fetch([*((name, None, None) for name in tables(self.decoder)), *listed.parts], progress)
+            yield client_part(
+                checkpoint,
+                self.decoder,
+                terms.split.cut,
+                compute=self.compute(terms),
+                lora=lora,
+                seed=terms.seed,
+            )
+
+    def compute(self, terms: Terms) -> torch.dtype:
+        """The dtype of this client's linears: what the terms say, or what is faster here."""
+        return torch_dtype(choose_dtype(terms.dtype, self.decoder.hidden_size, self.decoder.intermediate_size))

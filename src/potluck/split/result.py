@@ -1,0 +1,67 @@
+"""What split training leaves: an adapter of the whole model in PEFT's format, and how good it is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from potluck.job import Job, dump_job
+from potluck.models.adapter import adapter_config, write_adapter
+from potluck.split.quality import Quality
+from potluck.split.settings import own_template
+from potluck.use import JOB_FILE
+
+QUALITY_FILE = "quality.json"
+OVERALL = "overall"
+_LORA = (".lora_A.weight", ".lora_B.weight")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of split training."""
+
+    adapter: str
+    """Directory of the adapter."""
+    scheme: str
+    clients: tuple[str, ...]
+    examples: int
+    target_tokens: int
+    """An epoch."""
+    steps: int
+    loss_first: float
+    """Of the training loss, which without ids is no cross-entropy: judge by ``after``."""
+    loss_last: float
+    before: dict[str, Quality]
+    """By client, and ``overall``; empty where nobody held examples back."""
+    after: dict[str, Quality]
+    distinct_targets: int
+    """``|C|``; 0 where targets are ids."""
+    negatives: int
+    """``|N|``."""
+    train_s: float
+    contributions: tuple[str, ...] = ()
+    """Ids of those trained on; empty in step schemes, which keep none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as one JSON object, with perplexities."""
+        judged = {
+            when: {who: asdict(q) | {"perplexity": q.perplexity} for who, q in quality.items()}
+            for when, quality in (("before", self.before), ("after", self.after))
+        }
+        return asdict(self) | judged
+
+
+def write_result(directory: Path, job: Job, tensors: Mapping[str, Tensor], outcome: Outcome) -> None:
+    """Write adapter, job and quality into an existing directory.
+
+    Raises:
+        OSError, SafetensorError: the files could not be written (see :func:`potluck.models.save.replace_directory`).
+    """
+    linears = sorted({name.removesuffix(end) for name in tensors for end in _LORA if name.endswith(end)})
+    config = adapter_config(job.lora, job.model, linears)
+    write_adapter(directory, tensors, config, chat_template=own_template(job))
+    (directory / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
+    (directory / QUALITY_FILE).write_text(json.dumps(outcome.to_json(), indent=2) + "\n", encoding="utf-8")
