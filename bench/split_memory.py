@@ -2,8 +2,8 @@
 
 python -m bench.split_memory [--cut 2] [--encoding int8] [--rows 200]
 
-The model (24 blocks, hidden 2048, random bfloat16 weights) lies on the client's disk; a real server on this machine takes
-the contribution. Text of Python's reference manual, 128 tokens a row at most, all targets.
+The model (24 blocks, hidden 2048, random bfloat16 weights) lies on the client's disk; a real server on this machine
+takes the contribution. Text of Python's reference manual, 128 tokens a row at most, all targets.
 """
 
 import argparse

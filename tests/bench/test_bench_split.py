@@ -42,7 +42,7 @@ def bench(model: Path, output: Path, *arguments: str) -> dict[str, Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=1700,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -52,9 +52,8 @@ def bench(model: Path, output: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_every_scheme_has_its_row(model: Path, tmp_path: Path) -> None:
-    names = ["central", *SCHEMES]
+def test_every_kind_of_scheme_has_its_row(model: Path, tmp_path: Path) -> None:
+    names = ["central", "one-shot", "one-shot-half", "one-shot-ids", "one-shot-int4", "l-shaped-trainable", "u-shaped"]
     result = bench(model, tmp_path / "result.json", "--examples", "24", "--schemes", ",".join(names))
     assert (result["task"], result["link_mbit"]) == ("text", None)
     rows = dict(zip(names, result["schemes"], strict=True))
@@ -83,14 +82,11 @@ def test_every_scheme_has_its_row(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partition", ["dirichlet:0.8", "topic"])
-def test_clients_may_have_different_topics(model: Path, tmp_path: Path, partition: str) -> None:
-    schemes = "one-shot,u-shaped"
-    arguments = ["--examples", "24", "--schemes", schemes, "--partition", partition, "--clients", "2"]
+def test_clients_may_have_different_topics(model: Path, tmp_path: Path) -> None:
+    arguments = ["--examples", "24", "--schemes", "one-shot", "--partition", "topic", "--clients", "2"]
     result = bench(model, tmp_path / "result.json", *arguments)
-    assert result["partition"] == partition
-    assert [row["scheme"] for row in result["schemes"]] == schemes.split(",")
-    assert all(row["examples"] == 24 for row in result["schemes"])
+    assert result["partition"] == "topic"
+    assert [row["examples"] for row in result["schemes"]] == [24]
 
 
 def test_an_unknown_scheme_is_told(model: Path, tmp_path: Path) -> None:

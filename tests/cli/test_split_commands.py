@@ -115,7 +115,7 @@ OUTCOME = {
 }
 CONTRIBUTED = {
     *("name", "contribution", "examples", "held_out", "dropped", "target_tokens", "bytes", "active_s", "peak_rss_mib"),
-    *("adapter", "notes"),
+    "adapter",
 }
 
 

@@ -373,6 +373,15 @@ def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
     assert str(tmp_path) not in str(refused.value)
 
 
+def test_what_a_header_says_is_told_without_control_sequences(tmp_path: Path) -> None:
+    path = tmp_path / "hostile"
+    entry = {"dtype": "\x1b[2J", "shape": [1], "data_offsets": [0, 4]}
+    path.write_bytes(_header({"__metadata__": {"part": "train"}, "x\x1b]0;y\x07": entry}) + bytes(4))
+    with pytest.raises(BadInput, match="has dtype") as refused:
+        check_shard(path, limits("fp32"))
+    assert str(refused.value).isprintable()
+
+
 def test_any_damage_is_refused_or_changes_only_values(tmp_path: Path) -> None:
     """Cut short anywhere, or with any byte of header and small tensors changed, a shard never breaks its reader."""
     [shard] = _written(tmp_path, some_records(10))

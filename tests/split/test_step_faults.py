@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from potluck.errors import BadInput, DeviceLost
 from potluck.split import serve, step_talk
-from potluck.split.client import Contributed
+from potluck.split.client import Contributed, contribute
 from potluck.split.door import SplitDoor
 from potluck.split.messages import pack, unpack
 from potluck.split.result import Outcome
@@ -133,6 +134,10 @@ def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Change:
     return lambda words, tensors: pack(words, {**tensors, name: change(tensors[name])})
 
 
+def _unsupervised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"supervised": torch.zeros_like(tensors["supervised"]), "targets_N": tensors["targets_N"][:0]}
+
+
 GARBAGE: dict[str, tuple[str, str, Change, str]] = {
     "NaN": ("l-shaped", "step", with_tensor("x_RD", lambda x: x * float("nan")), "x_RD holds NaN"),
     "no message": ("l-shaped", "step", lambda words, tensors: b"\x08" + bytes(99), "is damaged"),
@@ -142,7 +147,9 @@ GARBAGE: dict[str, tuple[str, str, Change, str]] = {
     "a target beyond": ("l-shaped", "step", with_tensor("targets_N", lambda x: x + 1000), "target .* outside"),
     "an endless gradient": ("u-shaped", "gradient", with_tensor("gradient_ND", lambda g: g * 1e30), "beyond"),
     "a loss that is none": ("u-shaped", "gradient", lambda w, t: pack({**w, "loss": "low"}, t), "a loss"),
-    "no adapter": ("u-shaped", "average", lambda w, t: pack(w, {}), "is not of shape"),
+    "no adapter": ("u-shaped", "average", lambda w, t: pack(w, {}), "is not numbers of shape"),
+    "eight bits": ("u-shaped", "gradient", with_tensor("gradient_ND", lambda g: g.to(torch.float8_e5m2)), "numbers"),
+    "nothing to judge by": ("l-shaped", "judge", lambda w, t: pack(w, t | _unsupervised(t)), "no supervised position"),
 }
 
 
@@ -205,6 +212,14 @@ def test_who_begins_with_garbage_is_refused_and_may_begin_again(tmp_path: Path, 
                 contributing("ann").result(60)
         contributing("ann").result(60)
         assert clients_of(server) == ("ann",)
+
+
+def test_nothing_can_be_kept_where_nothing_is_uploaded(tmp_path: Path) -> None:
+    with world(tmp_path, {"scheme": "l-shaped"}, 1) as (told, _, contributing):
+        keeping = replace(client_of(tmp_path, "ann"), keep=tmp_path / "kept")
+        with pytest.raises(BadInput, match="--keep is for one-shot: this server's scheme is l-shaped"):
+            contribute(told.invite.result(), [write(tmp_path / "ann.jsonl", OWN["ann"])], keeping)
+        contributing("ann").result(60)
 
 
 Contributing = Callable[[str], "Future[Contributed]"]

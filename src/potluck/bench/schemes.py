@@ -72,6 +72,7 @@ class Common:
     lora_rank: int
     seed: int
     link_mbit: float | None
+    threads: int
     format: Literal["prompt", "text"]
 
     def job(self, output: Path, split: Split | None) -> Job:
@@ -82,6 +83,7 @@ class Common:
             output=output,
             lora=Lora(rank=self.lora_rank, alpha=2.0 * self.lora_rank),
             split=split,
+            threads=self.threads,
             steps=self.steps,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
@@ -120,8 +122,15 @@ def run_scheme(scheme: Scheme, common: Common, scratch: Path, on_step: Callable[
                 server.wait_for(lambda: server.steps()[0] >= common.steps // 2)
                 for i in leaving:
                     running[i].kill()
-            server.wait_for(server.ended, lambda: on_step(*server.steps()))
-            done = [client.result(None) for i, client in enumerate(running) if i not in leaving]
+            staying = [client for i, client in enumerate(running) if i not in leaving]
+
+            def look() -> None:
+                on_step(*server.steps())
+                for client in staying:  # the server would wait for one that failed to begin
+                    client.check()
+
+            server.wait_for(server.ended, look)
+            done = [client.result(None) for client in staying]
         server.wait_for(server.ended, lambda: on_step(*server.steps()))
         outcome = server.result(None)
     return _row(scheme, done, outcome, time.monotonic() - began)
@@ -134,12 +143,12 @@ def _row(scheme: Scheme, done: Sequence[dict[str, Any]], outcome: dict[str, Any]
             for kind, size in client["bytes"][way].items():
                 kinds[kind] = kinds.get(kind, 0) + size
     ids = scheme.targets == "ids"
-    labels = scheme.scheme == "u-shaped"
+    labels_stay = scheme.scheme == "u-shaped"
     return {
         "scheme": scheme.scheme,
         "client": scheme.client,
-        "targets": None if labels else scheme.targets,
-        "negatives": None if labels or ids else scheme.negatives,
+        "targets": None if labels_stay else scheme.targets,
+        "negatives": None if labels_stay or ids else scheme.negatives,
         "encoding": scheme.encoding,
         "half_left": scheme.lose_half,
         "bytes_up": sum(sum(client["bytes"]["sent"].values()) for client in done),
@@ -203,6 +212,15 @@ class _Process:
         """Whether it has ended by itself."""
         return self._process.poll() is not None
 
+    def check(self) -> None:
+        """See that it has not failed so far.
+
+        Raises:
+            PotluckError: it has ended with an error.
+        """
+        if self._process.poll() not in (None, 0):
+            raise PotluckError(f"The {self._name} of the comparison ended: {self._said()}")
+
     def wait_for(self, true: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Until something is so, as long as this process lives.
 
@@ -210,8 +228,7 @@ class _Process:
             PotluckError: it has ended with an error.
         """
         while not true():
-            if self._process.poll() not in (None, 0):
-                raise PotluckError(f"The {self._name} of the comparison ended: {self._said()}")
+            self.check()
             meanwhile()
             time.sleep(_LOOK_EVERY_S)
 
@@ -222,11 +239,10 @@ class _Process:
             PotluckError: it, or ``other`` meanwhile, failed.
         """
         while self._process.poll() is None:
-            if other is not None and other._process.poll() not in (None, 0):
-                raise PotluckError(f"The {other._name} of the comparison ended: {other._said()}")
+            if other is not None:
+                other.check()
             time.sleep(_LOOK_EVERY_S)
-        if self._process.returncode != 0:
-            raise PotluckError(f"The {self._name} of the comparison ended: {self._said()}")
+        self.check()
         return dict(json.loads(self._out.read_text(encoding="utf-8").splitlines()[-1]))
 
     def steps(self) -> tuple[int, int]:

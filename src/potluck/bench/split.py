@@ -44,6 +44,8 @@ class Comparison:
     cut: int = 2
     lora_rank: int = 8
     seed: int = 0
+    threads: int = 0
+    """Of the server, and of central training; 0 for one a core."""
 
 
 def compare(
@@ -88,6 +90,7 @@ def compare(
             lora_rank=comparison.lora_rank,
             seed=comparison.seed,
             link_mbit=comparison.link_mbit,
+            threads=comparison.threads,
             format="prompt" if answered else "text",
         )
         held_out = encode_for(model_dir, task.held_out_rows(), common.job(base, None).data)

@@ -1,11 +1,14 @@
 """``potluck bench``: comparisons, each in one go."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from potluck.cli.output import Debug, Json, console, print_json
+from potluck.errors import SaveFailed
 
 app = typer.Typer(help="Compare ways to train, on this machine, with real processes and sockets.", no_args_is_help=True)
 
@@ -35,13 +38,13 @@ def split(
     cut: Annotated[int, typer.Option(min=1, help="Blocks on the client's side.")] = 2,
     model: Annotated[str | None, typer.Option(help="Another model than the demo's.")] = None,
     seed: Annotated[int, typer.Option(help="Draws data, order and adapters.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Of the server and of central training; 0: one a core.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Draw the result into a .png or .svg file.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON into a file, row by row.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train one model with every split scheme, and centrally; compare quality, bytes, client time and memory."""
-    import json
     from dataclasses import replace
 
     from potluck.bench.split import Comparison, compare
@@ -61,19 +64,27 @@ def split(
         learning_rate=learning_rate,
         cut=cut,
         seed=seed,
+        threads=threads,
     )
     if schemes is not None:
         comparison = replace(comparison, schemes=named)
     screen = console(as_json)
     rows: list[dict[str, Any]] = []
 
+    def save(result: Mapping[str, Any]) -> None:
+        if output is not None:
+            try:
+                output.write_text(json.dumps(result) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise SaveFailed(f"{output} cannot be written: {error.strerror}.") from None
+
+    save({"task": task, "link_mbit": link or None, "schemes": rows})  # what cannot be written is told before it is made
     with SplitView(screen) as view:
 
         def on_row(row: dict[str, Any]) -> None:
             rows.append(row)
             view.tell(f"{name_of(row)}: held-out loss {row['eval_loss']:.4f}")
-            if output is not None:
-                output.write_text(json.dumps({"task": task, "link_mbit": link or None, "schemes": rows}) + "\n")
+            save({"task": task, "link_mbit": link or None, "schemes": rows})
 
         result = compare(
             comparison,
@@ -81,13 +92,12 @@ def split(
             on_step=lambda scheme, step, steps: view.progress(f"{scheme}, steps", step, steps) if steps else None,
             on_row=on_row,
         )
-    if output is not None:
-        output.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    save(result)
     screen.print(scheme_table(result))
+    if as_json:
+        print_json(result)
     if picture is not None:
         from potluck.bench.picture import draw
 
         draw(result, picture)
         screen.print(f"Drawn into {picture}", highlight=False)
-    if as_json:
-        print_json(result)

@@ -57,6 +57,7 @@ def command(
         with SplitView(screen) as view:
             serve(job, Serving(train_when, address, port), listener=view, until=until)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"Stopped. What was contributed is kept in {store_dir(job)}; started again, the server has the same invite."
-        ) from None
+        kept = f"What was contributed is kept in {store_dir(job)}"
+        if job.split is not None and job.split.scheme != "one-shot":
+            kept = "What was trained is saved" if trained else "Nothing was saved: step schemes begin again"
+        raise Interrupted(f"Stopped. {kept}; started again, the server has the same invite.") from None

@@ -43,6 +43,7 @@ class StoreBackend:
         """
         self._settled, self._store, self._expected = settled, store, expected
         self._table, self._listener = table, listener
+        self.takes_steps = table is not None
         self._template = own_template(settled.job)
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, int, int], str] = {}

@@ -63,7 +63,7 @@ def candidates(tables: Iterable[Tables], vocab_size: int) -> Candidates:
         key = row.numpy().tobytes()
         if key not in place:
             place[key] = len(rows)
-            rows.append(row)
+            rows.append(row.clone())  # a view would keep its whole table in memory
         return place[key]
 
     places, negatives = [], []

@@ -1,7 +1,6 @@
 """Where training stands, on the disk: resumed from it, a run goes on bit for bit as if it had not ended."""
 
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from potluck.chain.trained import Trained
 from potluck.models.save import storable
+from potluck.split.durable import move_durably
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 
@@ -41,12 +41,7 @@ def save_checkpoint(
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         save_file(tensors, partial, metadata={"potluck": json.dumps(dict(meta))})
-        descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        partial.replace(path)
+        move_durably(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ class Contributed:
     peak_rss_mib: float
     adapter: str | None = None
     """Where the adapter was put, if it was waited for."""
-    notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
         """The fields as one JSON object."""
@@ -118,7 +117,7 @@ def contribute(
     listener.tell(f"Contributing to the server at {invitation.host} as {name}.")
     with Uplink.open(invitation, name, key, patience_s=client.patience_s, traffic=traffic) as uplink:
         terms = parse_terms(uplink.terms)
-        _check_consent(terms, client)
+        _check_terms(terms, client)
         model = find_model(uplink, terms, client.model, invitation.fingerprint, listener.tell)
         if terms.data.format != "auto":
             rows = read_rows(list(data), terms.data.format)
@@ -212,14 +211,20 @@ def _own_directory(base: Path, invite: Invite, name: str) -> Path:
 def _make(spool: Path) -> None:
     try:
         with saving(spool):
-            spool.mkdir(parents=True, exist_ok=True)
+            spool.mkdir(parents=True, exist_ok=True, mode=0o700)  # whoever reads it can read the texts
     except OSError as error:
         raise SaveFailed(
             f"{spool}, where activations lie until they are sent, cannot be made: {error.strerror}."
         ) from None
 
 
-def _check_consent(terms: Terms, client: Client) -> None:
+def _check_terms(terms: Terms, client: Client) -> None:
+    """See that this client agrees to what the server asks for."""
+    if client.keep is not None and terms.split.scheme != "one-shot":
+        raise BadInput(
+            f"--keep is for one-shot: this server's scheme is {terms.split.scheme}, in which no contribution is"
+            " uploaded. Leave it out."
+        )
     if terms.split.targets == "ids" and terms.split.scheme != "u-shaped" and not client.send_ids:
         raise BadInput(
             "This server asks for token ids, which are your text itself. If you trust it with your text, say"

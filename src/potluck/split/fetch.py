@@ -100,7 +100,8 @@ def _name_base(path: Path, model: str | None) -> str:
 
 def _job(terms: Terms, base: str, output: Path, format: Format) -> Job:
     """What was trained, as far as it is known here."""
-    data = terms.data if format == "auto" else terms.data.model_copy(update={"format": format})
+    known = {} if format == "auto" else {"format": format}
+    data = terms.data.model_copy(update={"train": [], "eval": [], **known})  # no paths of the server's choice
     return Job(model=base, data=data, output=output.absolute(), split=terms.split, lora=terms.lora, seed=terms.seed)
 
 

@@ -12,6 +12,7 @@ from potluck.texts.batch import Example
 from potluck.texts.collate import collate
 from potluck.texts.order import Order
 
+_TOKENS_AT_ONCE = 1024
 _FROZEN = At(seed=0, step=0, micro_batch=0, half=0)
 
 
@@ -21,11 +22,22 @@ def records(part: ClientPart, examples: Sequence[Example], batch_size: int = 16)
         return
     order = Order([len(example.ids) for example in examples], batch_size, seed=0)
     for step in range(order.batches_per_epoch):
-        batch = [examples[i] for i in order.indices(step)]
-        with torch.no_grad():
-            streams = activations(part, batch, _FROZEN).float().split([len(example.ids) - 1 for example in batch])
-        for example, x_TD in zip(batch, streams, strict=True):
-            yield record_of(example, x_TD)
+        for batch in _bounded([examples[i] for i in order.indices(step)]):
+            with torch.no_grad():
+                streams = activations(part, batch, _FROZEN).float().split([len(example.ids) - 1 for example in batch])
+            for example, x_TD in zip(batch, streams, strict=True):
+                yield record_of(example, x_TD)
+
+
+def _bounded(batch: Sequence[Example]) -> Iterator[list[Example]]:
+    """Parts of a batch with few enough tokens for a small device's memory, or with one example."""
+    part: list[Example] = []
+    for example in batch:
+        if part and max(len(example.ids), *(len(e.ids) for e in part)) * (len(part) + 1) > _TOKENS_AT_ONCE:
+            yield part
+            part = []
+        part.append(example)
+    yield part
 
 
 def record_of(example: Example, x_TD: Tensor) -> Record:

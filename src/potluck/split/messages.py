@@ -19,6 +19,7 @@ from potluck.split.records import Record
 FIRST = 1
 """Number of a client's first message."""
 _WORDS = "potluck"
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # those of 8 bits cannot be compared
 
 
 def pack(words: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
@@ -107,13 +108,16 @@ def examples_of(
         raise BadInput(f"The step has {count} supervised positions, but not as many targets.")
     elif count and not 0 <= int(targets_N.min()) <= int(targets_N.max()) < most_targets:
         raise BadInput(f"A target of the step lies outside 0 to {most_targets - 1}.")
+    bits_B = np.split(supervised_T, np.cumsum(lengths)[:-1])
+    counts = [int(bits.sum()) for bits in bits_B]
+    if min(counts) == 0:
+        raise BadInput(f"Example {counts.index(0)} of the step has no supervised position.")
     x_TD = decode(encoded, limits.hidden_size)
-    counts = [int(part.sum()) for part in np.split(supervised_T, np.cumsum(lengths)[:-1])]
     return [
         StoredExample(x, torch.from_numpy(np.flatnonzero(bits)), targets, contribution)
         for x, bits, targets in zip(
             x_TD.split(lengths),
-            np.split(supervised_T, np.cumsum(lengths)[:-1]),
+            bits_B,
             targets_N.long().split(counts),
             strict=True,
         )
@@ -142,8 +146,8 @@ def floats(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> 
         BadInput: it is missing or another one.
     """
     found = tensors.get(name)
-    if found is None or not found.dtype.is_floating_point or found.shape != torch.Size(shape):
-        raise BadInput(f"The message's {name} is not of shape {shape}.")
+    if found is None or found.dtype not in _FLOATS or found.shape != torch.Size(shape):
+        raise BadInput(f"The message's {name} is not numbers of shape {shape}.")
     if not bool((found.abs() <= LARGEST).all()):
         raise BadInput(f"The message's {name} holds NaN, infinity or a value beyond {LARGEST:g}.")
     return found.float()

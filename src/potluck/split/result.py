@@ -1,7 +1,7 @@
 """What split training leaves: an adapter of the whole model in PEFT's format, and how good it is."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from potluck.job import Job, dump_job
 from potluck.models.adapter import adapter_config, write_adapter
 from potluck.split.quality import Quality
 from potluck.split.settings import own_template
-from potluck.use import JOB_FILE
+from potluck.use import JOB_FILE, METRICS_FILE
 
 QUALITY_FILE = "quality.json"
 OVERALL = "overall"
@@ -54,8 +54,10 @@ class Outcome:
         return asdict(self) | judged
 
 
-def write_result(directory: Path, job: Job, tensors: Mapping[str, Tensor], outcome: Outcome) -> None:
-    """Write adapter, job and quality into an existing directory.
+def write_result(
+    directory: Path, job: Job, tensors: Mapping[str, Tensor], outcome: Outcome, losses: Sequence[float]
+) -> None:
+    """Write adapter, job, quality and the training loss of each step into an existing directory.
 
     Raises:
         OSError, SafetensorError: the files could not be written (see :func:`potluck.models.save.replace_directory`).
@@ -65,3 +67,5 @@ def write_result(directory: Path, job: Job, tensors: Mapping[str, Tensor], outco
     write_adapter(directory, tensors, config, chat_template=own_template(job))
     (directory / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
     (directory / QUALITY_FILE).write_text(json.dumps(outcome.to_json(), indent=2) + "\n", encoding="utf-8")
+    lines = [json.dumps({"event": "step", "step": step, "loss": loss}) for step, loss in enumerate(losses, 1)]
+    (directory / METRICS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -23,6 +23,7 @@ from potluck.control.names import Name
 from potluck.control.requests import Body, Refused, bearer, chunks, number, parsed, refusal_handlers, whole
 from potluck.control.versions import differences, versions
 from potluck.errors import BadInput, SaveFailed
+from potluck.split.agreement import Sha256
 from potluck.split.keys import key_digest
 from potluck.split.shard_file import SHARD_BYTES
 from potluck.split.steps import Steps
@@ -33,7 +34,6 @@ _WRITE_BYTES = 1 << 20
 _TO_STRANGERS = "This is a potluck server: contribute to it with 'potluck contribute INVITE'."
 
 Answer = TypeVar("Answer")
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class Backend(Protocol):
 
     ``BadInput`` becomes a refusal with its sentence; ``SaveFailed`` tells the client that the server has no room.
     """
+
+    takes_steps: bool
+    """Whether clients stay connected and take steps."""
 
     def register(self, name: str, key_digest: str, holdings: dict[str, Any] | None) -> None:
         """Know a client, on disk; ``BadInput`` where the name has another key already."""
@@ -128,7 +131,8 @@ class SplitRoutes:
             return await unknown(request, error)
 
         async def no_room(request: Request, error: Exception) -> Response:
-            return JSONResponse({"message": f"The server has no room: {error}"}, status_code=507)
+            # without the error's sentence: the server's directories are none of a client's business
+            return JSONResponse({"message": "The server's disk is full or failed."}, status_code=507)
 
         return Starlette(
             routes=[
@@ -205,6 +209,8 @@ class SplitRoutes:
 
     async def _step(self, request: Request) -> Response:
         client = await self._client(request)
+        if not self._backend.takes_steps:
+            raise Refused(409, "This server's scheme is one-shot: clients upload once, and take no steps.")
         body = await whole(request, STEP_BYTES, "A step's message")
         self.steps.send(client, number(request, "number"), body)
         return await self._answered(client, request)

@@ -12,6 +12,7 @@ from potluck.control.address import listening_address
 from potluck.control.identity import Identity, write_private
 from potluck.errors import BadInput
 from potluck.job import Job
+from potluck.models.adapter import WEIGHTS_FILE
 from potluck.models.save import check_output
 from potluck.split.backend import EXPECTED_CLIENTS, StoreBackend
 from potluck.split.door import SplitDoor
@@ -74,8 +75,12 @@ def serve(
             f"In the scheme {split.scheme} training begins when all clients have come: say how many with --train-when"
             " or split.clients."
         )
-    if stepwise or serving.train_when is not None:
+    trained_before = not stepwise and not job.overwrite and (job.output / WEIGHTS_FILE).is_file()
+    if trained_before and serving.train_when is not None:
+        listener.tell(f"Handing out the adapter in {job.output}; to train again, 'potluck train --continue'.")
+    elif stepwise or serving.train_when is not None:
         check_output(job.output, job.overwrite)
+    train_when = None if trained_before else serving.train_when
     store = Store(settled.store_dir)
     with store.serving():
         kept = _kept(store.directory / SERVER_FILE)
@@ -95,7 +100,7 @@ def serve(
                 finally:
                     table.end("The server's training is over.")
             while not until(outcome):
-                if outcome is None and serving.train_when is not None and _contributors(store) >= serving.train_when:
+                if outcome is None and train_when is not None and _contributors(store) >= train_when:
                     outcome = train_store(job, listener=listener)
                 time.sleep(_LOOK_EVERY_S)
     return outcome

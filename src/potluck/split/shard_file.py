@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from potluck.errors import BadInput
+from potluck.errors import BadInput, from_outside
 from potluck.models.shards import Stored, read_header
 from potluck.split.agreement import Part
 
@@ -101,8 +101,9 @@ class ShardFile:
         try:
             return read_header(self.path, self._descriptor)
         except BadInput as error:
-            # who sent it knows the shard by its name, and the server's directories are none of their business
-            raise BadInput(str(error).replace(str(self.path), "The shard")) from None
+            # who sent it knows the shard by its name, and the server's directories are none of their business;
+            # the sentence quotes the header, and the server's terminal must not obey it
+            raise BadInput(from_outside(str(error).replace(str(self.path), "The shard"))) from None
         except (OverflowError, RecursionError):
             raise BadInput("The shard has a damaged safetensors header.") from None
 

@@ -4,7 +4,7 @@ import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ class _Stay:
         counts, steps = told.get("counts"), told.get("steps")
         if not isinstance(counts, list) or not isinstance(steps, int) or len(counts) != steps:
             raise PotluckError("The server's answer makes no sense: it did not say which steps there are.")
-        self._rate = Rate(**{**vars(self._rate), "steps": steps})
+        self._rate = replace(self._rate, steps=steps)
         return [int(count) for count in counts]
 
     def step(self, step: int, examples: Sequence[Example]) -> None:

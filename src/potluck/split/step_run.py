@@ -1,6 +1,5 @@
 """A training in steps, top to bottom: wait for the clients, judge, take the steps, judge, save."""
 
-import json
 import time
 
 import torch
@@ -20,7 +19,6 @@ from potluck.split.step_judging import judged
 from potluck.split.step_table import Connected, StepTable
 from potluck.split.step_training import StepTraining, begin
 from potluck.split.trainer import with_dtype
-from potluck.use import METRICS_FILE
 
 
 def train_in_steps(settled: Settled, table: StepTable, expected: int, listener: SplitListener) -> Outcome:
@@ -59,9 +57,8 @@ def train_in_steps(settled: Settled, table: StepTable, expected: int, listener: 
             raise
     outcome = _outcome(training, before, after, train_s)
     with replace_directory(job.output, job.overwrite) as directory:
-        write_result(directory, job, training.learner.part.tensors() | training.averaged, outcome)
-        lines = [json.dumps({"event": "step", "step": step, "loss": x}) for step, x in enumerate(training.losses, 1)]
-        (directory / METRICS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        tensors = training.learner.part.tensors() | training.averaged
+        write_result(directory, job, tensors, outcome, training.losses)
     training.clients.dismiss()
     return outcome
 

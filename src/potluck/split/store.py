@@ -53,8 +53,9 @@ class Store:
         """Of clients, by the digest of their key; as far as they were asked for."""
         try:
             with saving(directory):
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # whoever reads it can read the texts
                 for part in (self._incoming, self._shards, self._contributions, self._clients, self._holders):
-                    part.mkdir(parents=True, exist_ok=True)
+                    part.mkdir(exist_ok=True)
         except OSError as error:
             raise BadInput(f"{directory} cannot be a store of contributions: {error.strerror}.") from None
 
@@ -67,13 +68,19 @@ class Store:
         Raises:
             BadInput: another process serves this store.
         """
-        with (self.directory / "serving.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadInput(f"Another server uses {self.directory}: stop it, or name another store.") from None
+        with self._alone("serving.lock", f"Another server uses {self.directory}: stop it, or name another store."):
             for left in self._incoming.iterdir():
                 left.unlink()
+            yield
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Be the one training over this store; a server and clients may go on meanwhile.
+
+        Raises:
+            BadInput: another training is going on.
+        """
+        with self._alone("training.lock", f"Another training uses {self.directory}: wait until it is done."):
             yield
 
     def register(self, name: str, key_digest: str) -> None:
@@ -221,6 +228,15 @@ class Store:
             for sha256 in held:
                 (mine / sha256).unlink(missing_ok=True)
             return len(theirs)
+
+    @contextmanager
+    def _alone(self, name: str, sentence: str) -> Iterator[None]:
+        with (self.directory / name).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(sentence) from None
+            yield
 
     def _shard(self, sha256: str) -> Path:
         return shard_path(self._shards, sha256)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +35,6 @@ from potluck.split.result import OVERALL, Outcome, write_result
 from potluck.split.settings import Settled, settle
 from potluck.split.store import Store
 from potluck.split.together import same_contributions, same_dtype
-from potluck.use import METRICS_FILE
 
 CHECKPOINT_FILE = Path("training") / "checkpoint.safetensors"
 CHECKPOINT_EVERY_S = 30.0
@@ -73,6 +73,7 @@ def train_store(
     progress = store.directory / CHECKPOINT_FILE
     contributions = same_contributions(store, accelerator)
     with (
+        store.training() if accelerator.is_main_process else nullcontext(),
         Dataset(store, "train", settled.agreement, contributions) as data,
         Dataset(store, "held-out", settled.agreement, data.contributions) as held,
         Checkpoint.open(settled.model_dir) as checkpoint,
@@ -82,8 +83,8 @@ def train_store(
         epochs = _prepared(settled, data, checkpoint, accelerator)
         _warn(epochs, settled, listener)
         judging = _Judging(settled, checkpoint, held, epochs.learner, epochs.assembly, listener)
-        before = judging.quality("before")
         began = _from_adapter(job, epochs.learner.part) if further else ""
+        before = judging.quality("before")
         key = _key(settled.job, data, accelerator, began)
         if resumed := epochs.resume(progress, key):
             listener.tell(f"Going on after step {resumed:,}, where an earlier run of this training ended.")
@@ -93,9 +94,7 @@ def train_store(
         outcome = _outcome(settled, epochs, before, judging.quality("after"), train_s)
     if accelerator.is_main_process:
         with replace_directory(job.output, overwrite) as directory:
-            write_result(directory, settled.job, epochs.learner.part.tensors(), outcome)
-            lines = [json.dumps({"event": "step", "step": step, "loss": x}) for step, x in enumerate(epochs.losses, 1)]
-            (directory / METRICS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            write_result(directory, settled.job, epochs.learner.part.tensors(), outcome, epochs.losses)
         progress.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
     return outcome if accelerator.is_main_process else None
