@@ -86,8 +86,9 @@ class Split(_Strict):
     targets: Literal["embeddings", "ids"] = "embeddings"
     """What tells the server the labels: rows of the embedding table (loss ``target``), or token ids, which are the text
     itself (loss ``exact``). Not used by ``u-shaped``, which never sends labels."""
-    negatives: Annotated[int, Field(ge=0)] = 4096
-    """Rows of the table, drawn at random, that stand for the tokens nobody has as a target; all clients together."""
+    negatives: Annotated[int, Field(ge=0)] | Literal["table"] = 4096
+    """Rows of the table, drawn at random, that stand for the tokens nobody has as a target; all clients together.
+    ``table``: clients draw none, and the server takes all rows of its own copy of the model."""
     encoding: Literal["fp32", "bf16", "int8", "int4"] = "int8"
     """What activations and tables travel in and are stored in."""
     clients: Annotated[int, Field(ge=1)] | None = None

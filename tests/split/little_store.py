@@ -89,7 +89,8 @@ def fill(job: Job, directory: Path, own: Mapping[str, Sequence[Mapping[str, str]
                     records(part, some), spool, part=which, encoding=split.encoding, table=table, shard_bytes=16_384
                 )
             if table is not None:
-                drawn = draw_negatives(settled.decoder.vocab_size, min(split.negatives, NEGATIVES), seed)
+                count = 0 if split.negatives == "table" else min(split.negatives, NEGATIVES)
+                drawn = draw_negatives(settled.decoder.vocab_size, count, seed)
                 for which, ids in (("table", table.ids), ("negatives", drawn)):
                     shards += write_rows(ids, part.target_rows, spool, part=which, encoding=split.encoding)
         manifest = Manifest(client=client, agreement=settled.agreement, data=f"{seed}" * 64, shards=tuple(shards))

@@ -295,6 +295,20 @@ def test_with_every_row_drawn_rows_train_what_ids_train(tmp_path: Path, monkeypa
         torch.testing.assert_close(rows[name], ids[name], rtol=0, atol=1e-4)
 
 
+def test_the_servers_own_table_trains_what_ids_train(tmp_path: Path) -> None:
+    adapters = []
+    for name, split in (("ids", {"targets": "ids"}), ("rows", {"negatives": "table"})):
+        job = little_job(tmp_path, {**split, "store": tmp_path / name}, output=tmp_path / f"of-{name}")
+        fill(job, tmp_path)
+        outcome = train_store(job)
+        assert outcome is not None
+        adapters.append(adapter_of(job))
+    assert outcome.distinct_targets + outcome.negatives == len(little_store.WORDS)
+    ids, rows = adapters
+    for name in ids:
+        torch.testing.assert_close(rows[name], ids[name], rtol=0, atol=1e-4)
+
+
 def test_ids_and_rows_judge_the_same_model_the_same(tmp_path: Path) -> None:
     found = []
     for targets in ("embeddings", "ids"):

@@ -24,7 +24,7 @@ class Scheme:
     scheme: Literal["one-shot", "l-shaped", "u-shaped"]
     client: Literal["frozen", "trainable"] = "frozen"
     targets: Literal["embeddings", "ids"] = "embeddings"
-    negatives: int = 4096
+    negatives: int | Literal["table"] = 4096
     encoding: Literal["fp32", "bf16", "int8", "int4"] = "int8"
     lose_half: bool = False
     """Half of the clients leave: after their upload in one-shot, in the middle of training else."""
@@ -45,6 +45,7 @@ class Scheme:
 SCHEMES: dict[str, Scheme] = {
     "one-shot": Scheme("one-shot"),
     "one-shot-int4": Scheme("one-shot", encoding="int4"),
+    "one-shot-table": Scheme("one-shot", negatives="table"),
     "one-shot-512": Scheme("one-shot", negatives=512),
     "one-shot-0": Scheme("one-shot", negatives=0),
     "one-shot-ids": Scheme("one-shot", targets="ids"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -66,6 +67,9 @@ def assembly_of(
     if split.targets == "ids":
         W_VD = checkpoint.read(head_of(decoder), dtype=compute)
         return Assembly(Head(W_VD.to(device), decoder.logit_softcap), None)
+    if split.negatives == "table":
+        table_VD = judging_table(checkpoint, decoder, split)
+        tables = chain(tables, [Tables(table_VD[:0], table_VD)])
     joined = candidates(tables, decoder.vocab_size)
     return Assembly(joined.head(compute, decoder.logit_softcap, device), joined)
 

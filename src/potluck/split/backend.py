@@ -144,7 +144,7 @@ class StoreBackend:
     def _negatives(self, client: str) -> int:
         """This client's part of the negatives; none where others brought enough."""
         split = self._settled.split
-        if split.targets == "ids" or split.scheme == "u-shaped":
+        if split.targets == "ids" or split.scheme == "u-shaped" or split.negatives == "table":
             return 0
         share = math.ceil(split.negatives / self._expected)
         others = [manifest for manifest in self._store.contributions() if manifest.client != client]

@@ -155,7 +155,9 @@ def _prepared(settled: Settled, data: Dataset, checkpoint: Checkpoint, accelerat
 def _warn(epochs: Epochs, settled: Settled, listener: SplitListener) -> None:
     """Say so where too few negatives came: every other token of the vocabulary then hardly counts."""
     joined, wanted = epochs.assembly.candidates, settled.split.negatives
-    if joined is not None and joined.negatives < min(wanted, joined.vocab_size - joined.targets) // 2:
+    if joined is None or wanted == "table":
+        return
+    if joined.negatives < min(wanted, joined.vocab_size - joined.targets) // 2:
         listener.tell(
             f"Only {joined.negatives:,} of {wanted:,} negatives are here, since fewer clients have contributed than"
             " were expected (split.clients): the adapter may be worse for it."
