@@ -147,7 +147,7 @@ def test_a_full_disk_is_no_fault_of_the_client(tmp_path: Path, monkeypatch: pyte
 
     with open_split(tmp_path) as (door, backend), hello(door.invite) as uplink:
         monkeypatch.setattr(backend, "accept", full)
-        with pytest.raises(PotluckError, match="server.s disk is full") as caught:
+        with pytest.raises(PotluckError, match=r"server.s disk is full") as caught:
             uplink.send_shard(*shard(tmp_path, b"x"))
         assert not isinstance(caught.value, BadInput)
 

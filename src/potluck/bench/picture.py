@@ -19,7 +19,11 @@ SUFFIXES = (".png", ".svg")
 # Both sets are told apart by all kinds of colour vision: Okabe and Ito's, without yellow, which is pale on white, for
 # schemes; Tol's light ones for kinds of message, so that the same colour never means both.
 _OF_SCHEME = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#1B1B1B")
-_OF_KIND = ("#77AADD", "#EE8866", "#44BB99", "#EEDD88", "#FFAABB", "#AAAA00", "#99DDFF", "#BBCC33", "#BBBBBB")
+_OF_KIND = (
+    *("#77AADD", "#EE8866", "#44BB99", "#EEDD88", "#FFAABB"),
+    *("#AAAA00", "#99DDFF", "#BBCC33", "#BBBBBB", "#555555"),
+)
+_TOO_LITTLE = ("control", "manifest", "other")
 _OF_LINK = ("#4D4D4D", "#ABABAB")
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _INK, _FAINT = "#222222", "#DDDDDD"
@@ -118,17 +122,27 @@ def _draw_quality(axes: Axes, rows: Sequence[Scheme]) -> list[_Number]:
     return numbers
 
 
+def _joined(by_kind: Mapping[str, float]) -> dict[str, float]:
+    """Bytes by kind, with what is too little to be seen in one."""
+    joined: dict[str, float] = {}
+    for kind, size in by_kind.items():
+        name = "other" if kind in _TOO_LITTLE else kind
+        joined[name] = joined.get(name, 0.0) + size
+    return joined
+
+
 def _draw_kinds(axes: Axes, rows: Sequence[Scheme]) -> None:
-    kinds = sorted({kind for row in rows for kind in row.get("bytes_by_kind") or {}})
+    of_rows = [_joined(row.get("bytes_by_kind") or {}) for row in rows]
+    kinds = sorted({kind for of_row in of_rows for kind in of_row})
     _plain(axes)
     axes.set_xlabel("bytes by kind of message (MB)")
     axes.set_yticks(range(len(rows)), [f"{number}  {name_of(row)}" for number, row in enumerate(rows, 1)], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     longest = max((_total_bytes(row) for row in rows), default=0) / 1e6
-    for place, row in enumerate(rows):
+    for place, (row, of_row) in enumerate(zip(rows, of_rows, strict=True)):
         left = 0.0
         for index, kind in enumerate(kinds):
-            width = float((row.get("bytes_by_kind") or {}).get(kind, 0)) / 1e6
+            width = of_row.get(kind, 0) / 1e6
             axes.barh(
                 place,
                 width,

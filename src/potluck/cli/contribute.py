@@ -1,12 +1,11 @@
 """``potluck contribute``: give examples to a server of split training, as activations."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from potluck.cli.output import Debug, Interrupted, Json, Overwrite, console, print_json
+from potluck.cli.output import Debug, Interrupted, Json, Overwrite, console, invite_word, print_json
 
 
 def command(
@@ -47,7 +46,7 @@ def command(
     from potluck.split.client import Client, contribute
     from potluck.split.client import withdraw as withdraw_all
 
-    word = sys.stdin.readline().strip() if invite == "-" else invite
+    word = invite_word(invite)
     client = Client(name=name, model=model, holdout=holdout, send_ids=send_ids, keep=keep)
     screen = console(as_json)
     if withdraw:

@@ -1,12 +1,11 @@
 """``potluck fetch``: get the adapter that a server of split training has made."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from potluck.cli.output import Debug, Json, Overwrite, console, print_json
+from potluck.cli.output import Debug, Json, Overwrite, console, invite_word, print_json
 
 
 def command(
@@ -26,7 +25,7 @@ def command(
 
     with SplitView(console(as_json)) as view:
         fetch(
-            sys.stdin.readline().strip() if invite == "-" else invite,
+            invite_word(invite),
             output,
             Client(name=name, model=model),
             overwrite=overwrite,

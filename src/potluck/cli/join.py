@@ -1,11 +1,10 @@
 """``potluck join``: take part in somebody else's pool."""
 
-import sys
 from typing import Annotated
 
 import typer
 
-from potluck.cli.output import Debug, Nice, PaceOption, console
+from potluck.cli.output import Debug, Nice, PaceOption, console, invite_word
 
 
 def command(
@@ -32,7 +31,7 @@ def command(
     screen = console(False)
     with GuestView(screen) as view:
         ended = join(
-            sys.stdin.readline().strip() if invite == "-" else invite,
+            invite_word(invite),
             Guest(name, tuple(data or ()), threads, nice, pace),
             on_event=view.event,
             tell=view.tell,

@@ -1,6 +1,7 @@
 """What all commands share: their common options, and where their output goes."""
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,11 @@ class Interrupted(PotluckError):
     """Ctrl-C, where more is to be said than that everything ended."""
 
     exit_code = 130
+
+
+def invite_word(given: str) -> str:
+    """An invite as it was given, or, for ``-``, the next line of stdin: no list of processes shows that."""
+    return sys.stdin.readline().strip() if given == "-" else given
 
 
 def console(as_json: bool) -> "Console":

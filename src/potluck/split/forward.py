@@ -12,7 +12,7 @@ from potluck.texts.batch import Example
 from potluck.texts.collate import collate
 from potluck.texts.order import Order
 
-_TOKENS_AT_ONCE = 1024
+_TOKENS_AT_ONCE = 512
 _FROZEN = At(seed=0, step=0, micro_batch=0, half=0)
 
 
