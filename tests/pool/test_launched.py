@@ -189,4 +189,4 @@ def test_a_rank_that_waits_for_others_can_be_interrupted(launcher: Launcher) -> 
     waiting = launcher.rank(1, launcher.job())
     time.sleep(12.0)  # by then it has imported what it needs
     waiting.send_signal(signal.SIGTERM)
-    assert waiting.wait(timeout=8) == 143
+    assert waiting.wait(timeout=20) == 143
