@@ -14,6 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from potluck.errors import BadInput
 
+JOB_FILE = "job.yaml"
+"""The resolved job, beside a result."""
+METRICS_FILE = "metrics.jsonl"
+"""A line a step, beside a result."""
+
 Format = Literal["auto", "messages", "conversations", "instruction", "prompt", "text", "label"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from potluck.errors import BadInput
-from potluck.job import Data, Format, load_job
+from potluck.job import JOB_FILE, Data, Format, load_job
 from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
 from potluck.models.families import read_config
@@ -20,9 +20,6 @@ from potluck.texts.encode import encode, encode_prompt, stop_ids
 from potluck.texts.rows import Row, read_rows
 from potluck.texts.tokenizer import load_tokenizer
 from potluck.texts.vocabulary import check_vocabulary
-
-JOB_FILE = "job.yaml"
-METRICS_FILE = "metrics.jsonl"
 
 _BATCH_SIZE = 32
 

@@ -7,7 +7,6 @@ from safetensors.torch import load_file
 
 from potluck.bench import fedavg
 from potluck.bench.fedavg import missing_flower, run_fedavg
-from potluck.bench.measured import peak_rss_mib
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Data
 from potluck.texts.formats import parse_record
@@ -100,9 +99,3 @@ def test_without_flower_a_sentence_says_how_to_get_it(job, tmp_path, monkeypatch
     assert "potluck[bench]" in missing_flower()
     with pytest.raises(BadInput, match="Flower"):
         run_fedavg(*job, HELD_OUT, output=tmp_path / "out", epochs=1, **OPTIONS)
-
-
-def test_peak_memory_is_this_process_own():
-    held = bytearray(64 << 20)
-    assert peak_rss_mib() > len(held) >> 20
-    assert peak_rss_mib(1) != peak_rss_mib()

@@ -18,14 +18,14 @@ from potluck.models.build import head_of
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
 from potluck.models.weights import Weights
-from potluck.split.learner import Learner, Rate
+from potluck.split.learner import Learner, Recipe
 from potluck.split.parts import SplitPart, server_part
 from potluck.texts.batch import Batch, Example
 
 FAMILIES = ["llama", "llama-biased", "mistral", "qwen2", "qwen3", "gemma3"]
 BLOCKS = 3
 LORA = Lora(rank=4, alpha=8.0, targets=["all-linear"])
-RATE = Rate(steps=3, learning_rate=1e-2, schedule="constant", warmup=0.0, weight_decay=0.0, clip=0.5, seed=3)
+RATE = Recipe(steps=3, learning_rate=1e-2, schedule="constant", warmup=0.0, weight_decay=0.0, clip=0.5, seed=3)
 BATCH = batch((9, 7, 5), 77)
 
 
@@ -90,7 +90,7 @@ def whole_table(checkpoint: Checkpoint, decoder: Decoder) -> Head:
 
 
 def random_learner(
-    checkpoint: Checkpoint, decoder: Decoder, head: Head | None, rate: Rate = RATE, lora: Lora = LORA
+    checkpoint: Checkpoint, decoder: Decoder, head: Head | None, rate: Recipe = RATE, lora: Lora = LORA
 ) -> Learner:
     """A server part behind block 0 whose adapters are all random, so that all get gradients."""
     part = server_of(checkpoint, decoder, 1, lora=lora)

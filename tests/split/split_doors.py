@@ -42,13 +42,12 @@ class FolderBackend:
     def clients(self) -> dict[str, str]:
         return dict(json.loads(self.known.read_text())) if self.known.exists() else {}
 
-    def register(self, name: str, key_digest: str, holdings: dict[str, Any] | None) -> None:
+    def register(self, name: str, key_digest: str) -> None:
         with self._lock:
             clients = self.clients()
             if clients.setdefault(name, key_digest) != key_digest:
                 raise BadInput(f"Another client is called {name}: take another name with --name.")
             self.known.write_text(json.dumps(clients))
-            (self.folder / f"{name}.holdings").write_text(json.dumps(holdings))
 
     def client(self, key_digest: str) -> str | None:
         return next((name for name, digest in self.clients().items() if digest == key_digest), None)

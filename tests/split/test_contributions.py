@@ -242,7 +242,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("potluck.split.durable.sync", full)
+        patched.setattr("potluck.models.durable.sync", full)
         with pytest.raises(SaveFailed, match="the disk is full"):
             send(store, directory, more.shards[0].sha256, limits())
         with pytest.raises(SaveFailed, match="the disk is full"):

@@ -17,7 +17,7 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.split import quality
 from potluck.split.learner import Learner, fed_of
-from potluck.split.quality import Held, Judged, Quality, judge, summed_up
+from potluck.split.quality import Held, Judged, Quality, by_client, judge
 
 LOGIT_BYTES = 64 << 20
 D = 45
@@ -73,7 +73,8 @@ def test_losses_and_first_choices_are_those_of_the_dense_computation(learner: Le
 
 
 def test_it_is_summed_up_by_target_and_by_example() -> None:
-    found = summed_up([Judged(0, 3.0, True, 2), Judged(1, 1.0, False, 6), Judged(0, 0.0, True, 2)])
+    judged = [Judged(0, 3.0, True, 2), Judged(1, 1.0, False, 6), Judged(0, 0.0, True, 2)]
+    found = by_client(judged, ["ann", "bob"])["overall"]
     assert found == Quality(loss=0.4, accuracy=2 / 3, examples=3, target_tokens=10)
     assert found.perplexity == pytest.approx(math.exp(0.4))
     assert Quality(800.0, 0.0, 1, 1).perplexity == math.inf

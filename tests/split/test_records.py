@@ -199,7 +199,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("potluck.split.durable.sync", full)
+    monkeypatch.setattr("potluck.models.durable.sync", full)
     with pytest.raises(SaveFailed, match="cannot take more: the disk is full"):
         _written(tmp_path, some_records(3))
     assert list(tmp_path.iterdir()) == []

@@ -47,10 +47,9 @@ def test_strangers_are_told_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_server_knows_the_digest_of_a_key_only(tmp_path: Path) -> None:
-    with open_split(tmp_path) as (door, backend), hello(door.invite, holdings={"examples": 3}) as uplink:
+    with open_split(tmp_path) as (door, backend), hello(door.invite) as uplink:
         assert uplink.terms == {"you": "cam-1", "cut": 2}
         assert backend.clients() == {"cam-1": key_digest(KEY)}
-        assert json.loads((backend.folder / "cam-1.holdings").read_text()) == {"examples": 3}
         uplink.alive()
         assert backend.heard == ["cam-1"]
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -234,7 +234,7 @@ def test_a_full_disk_is_a_sentence_and_the_rerun_succeeds(
     server, job, _ = running
     data = rows_file(tmp_path / "rows.jsonl", ROWS)
 
-    from potluck.split.durable import move_durably
+    from potluck.models.durable import move_durably
 
     def full(temporary: Path, path: Path) -> None:
         if path.is_relative_to(tmp_path):  # the server is in this process too
@@ -242,7 +242,7 @@ def test_a_full_disk_is_a_sentence_and_the_rerun_succeeds(
         move_durably(temporary, path)
 
     with monkeypatch.context() as context:
-        context.setattr("potluck.split.durable.move_durably", full)
+        context.setattr("potluck.models.durable.move_durably", full)
         with pytest.raises(SaveFailed, match=r"the disk is full\..*make room and try again"):
             give(server.invite, tmp_path, "fay", data, model=job.model)
     assert list((tmp_path / "spool").rglob("*.partial")) == []

@@ -18,7 +18,7 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.optimizer import scheduled
 from potluck.split import client as client_module
 from potluck.split.client_data import ClientData, client_data
-from potluck.split.learner import Rate
+from potluck.split.learner import Recipe
 from potluck.split.listener import SplitListener
 from potluck.split.parts import client_part, server_part
 from potluck.split.settings import settle
@@ -75,7 +75,7 @@ def whole_model(tmp_path: Path, rows: Sequence[Mapping[str, str]], client: str) 
     trained = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     assert trained.keys() == {f"{PREFIX}{name}" for name in first}
     optimizer = torch.optim.AdamW(trained.values(), lr=job.learning_rate, weight_decay=job.weight_decay)
-    steps = Rate(4, job.learning_rate, job.schedule, job.warmup, job.weight_decay, job.clip, job.seed)
+    steps = Recipe(4, job.learning_rate, job.schedule, job.warmup, job.weight_decay, job.clip, job.seed)
     with torch.no_grad():
         for name, tensor in first.items():
             trained[f"{PREFIX}{name}"].copy_(tensor)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.bench.measured import ADAPTER, SUMMARY_FILE, peak_rss_mib
+from potluck.bench.measured import ADAPTER, SUMMARY_FILE
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Data
+from potluck.models.memory import memory_mib
 from potluck.models.save import replace_directory
 from potluck.texts.rows import Row
 from potluck.use import encode_for, inference_dtype, score
@@ -165,7 +166,7 @@ def _run_flower(
             nodes.append(running.enter_context(_started(f"SuperNode {client}", command, scratch)))
         run = running.enter_context(_started("run", ["flwr", "run", str(app), _CONNECTION, "--stream"], scratch))
         _wait_for_end(run, [*processes, *nodes], scratch / SUMMARY_FILE, timeout_s)
-        return [peak_rss_mib(node.process.pid) for node in nodes]
+        return [memory_mib("VmHWM", node.process.pid) for node in nodes]
 
 
 def _write_app(app: Path, run_config: Mapping[str, Any]) -> None:

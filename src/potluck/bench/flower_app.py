@@ -19,8 +19,9 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from potluck.bench.measured import ADAPTER, SUMMARY_FILE, peak_rss_mib
+from potluck.bench.measured import ADAPTER, SUMMARY_FILE
 from potluck.job import Data, Lora
+from potluck.models.memory import memory_mib
 from potluck.texts.batch import Example
 from potluck.texts.collate import collate
 from potluck.texts.encode import encode
@@ -87,7 +88,7 @@ def train(message: Message, context: Context) -> Message:
         "ended": time.time(),
         "bytes-down": _payload(received),
         "bytes-up": _payload(sent),
-        "peak-rss-mib": peak_rss_mib(),
+        "peak-rss-mib": memory_mib("VmHWM"),
     }
     return Message(content=RecordDict({"arrays": sent, "metrics": MetricRecord(report)}), reply_to=message)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from potluck.errors import PotluckError
-from potluck.job import Data, Job, Lora, Split, dump_job
+from potluck.job import Data, Job, Split, dump_job
 
 _LOOK_EVERY_S = 0.2
 _SAID_BYTES = 2000
@@ -70,7 +70,6 @@ class Common:
     steps: int
     batch_size: int
     learning_rate: float
-    lora_rank: int
     seed: int
     link_mbit: float | None
     threads: int
@@ -82,7 +81,6 @@ class Common:
             model=str(self.model_dir),
             data=Data(train=[str(file) for file in self.client_files], format=self.format, max_length=self.max_length),
             output=output,
-            lora=Lora(rank=self.lora_rank, alpha=2.0 * self.lora_rank),
             split=split,
             threads=self.threads,
             steps=self.steps,

@@ -42,7 +42,6 @@ class Comparison:
     learning_rate: float | None = None
     """5e-4 for text and 1e-3 for commands if left out."""
     cut: int = 2
-    lora_rank: int = 8
     seed: int = 0
     threads: int = 0
     """Of the server, and of central training; 0 for one a core."""
@@ -87,7 +86,6 @@ def compare(
             steps=max(1, math.ceil(comparison.epochs * len(task.train) / batch_size)),
             batch_size=batch_size,
             learning_rate=comparison.learning_rate or (1e-3 if answered else 5e-4),
-            lora_rank=comparison.lora_rank,
             seed=comparison.seed,
             link_mbit=comparison.link_mbit,
             threads=comparison.threads,

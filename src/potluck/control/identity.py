@@ -1,10 +1,7 @@
 """Who a coordinator is: a key and a self-signed certificate, made once; its fingerprint is pinned by every invite."""
 
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from potluck.errors import BadInput, SaveFailed
+from potluck.models.durable import locked
 
 _NAME = "potluck"
 # the pin is what is trusted, never the dates: devices whose clock is years off must join too
@@ -109,14 +107,3 @@ def write_private(path: Path, content: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep out other processes that lock the same file, which is made if it is not there."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -5,8 +5,6 @@ file; beside it stands which of its bytes are present. These are on the disk bef
 leaves behind is never taken for weights. Devices of one machine share the cache.
 """
 
-import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -22,6 +20,7 @@ import numpy as np
 
 from potluck.errors import BadInput, PotluckError, SaveFailed
 from potluck.models.cache import user_cache
+from potluck.models.durable import FULL, locked
 from potluck.models.intervals import Intervals, checked, from_runs, size, to_runs, union, without
 
 Fetch = Callable[[str, list[tuple[int, int]]], Iterator[bytes]]
@@ -30,7 +29,6 @@ Fetch = Callable[[str, list[tuple[int, int]]], Iterator[bytes]]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w-][\w.-]*")
 _NOTHING = from_runs([])
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass
@@ -76,7 +74,7 @@ class Fetched:
             (root / "content").mkdir(parents=True, exist_ok=True)
             self.directory.mkdir(parents=True, exist_ok=True)
             for file in self._files.values():
-                with _locked(file):
+                with locked(file.data.with_suffix(".lock"), 0o666):
                     _prepare(file)
                 link = self.directory / file.name
                 if not link.is_symlink():
@@ -101,7 +99,7 @@ class Fetched:
             raise BadInput(f"Bytes {wanted[0, 0]} to {wanted[-1, 1]} lie outside {known.name}, which has {known.size}.")
         if len(without(wanted, known.present)) == 0:
             return
-        with _sentences(known.data.parent), _locked(known):
+        with _sentences(known.data.parent), locked(known.data.with_suffix(".lock"), 0o666):
             known.present = _read_sidecar(known)
             missing = without(wanted, known.present)
             if len(missing):
@@ -120,7 +118,7 @@ class Fetched:
         with known.data.open("rb") as handle:
             found = hashlib.file_digest(handle, "sha256").hexdigest()
         if found != known.sha256:
-            with _sentences(known.data.parent), _locked(known):
+            with _sentences(known.data.parent), locked(known.data.with_suffix(".lock"), 0o666):
                 _mark(known, _NOTHING)
             raise BadInput(
                 f"{name} did not arrive as it was announced: its SHA-256 is {found[:12]} and not {known.sha256[:12]}. "
@@ -223,20 +221,10 @@ def _link(link: Path, target: Path) -> None:
 
 
 @contextmanager
-def _locked(file: _File) -> Iterator[None]:
-    descriptor = os.open(file.data.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def _sentences(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise SaveFailed(f"The disk of {where} is full: make room for this device's part of the model.") from error
         raise SaveFailed(f"The model cannot be kept in {where}: {error.strerror or error}.") from error

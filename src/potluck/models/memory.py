@@ -6,13 +6,13 @@ from pathlib import Path
 _M_MMAP_THRESHOLD = -3  # malloc.h
 
 
-def memory_mib(field: str) -> float:
-    """This process's ``VmRSS`` (resident now) or ``VmHWM`` (at most so far); 0 where /proc does not tell.
+def memory_mib(field: str, process: int | str = "self") -> float:
+    """A process's ``VmRSS`` (resident now) or ``VmHWM`` (at most so far); 0 where /proc does not tell.
 
     ``ru_maxrss`` is not used: a child inherits its parent's through fork.
     """
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0.0
     lines = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)

@@ -1,6 +1,5 @@
 """Results on disk, whole or not at all: directories replaced by renaming, checkpoints written shard by shard."""
 
-import errno
 import json
 import os
 import re
@@ -15,10 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from potluck.errors import BadInput, PotluckError, SaveFailed
+from potluck.models.durable import DISK_FAULTS, FULL, sync
 from potluck.models.shards import BESIDE_WEIGHTS, INDEX_FILE, SINGLE_FILE
-
-_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_output(target: Path, overwrite: bool) -> None:
@@ -151,15 +148,7 @@ def _sync(directory: Path) -> None:
     for path in [directory, *directory.rglob("*")]:
         if path.suffix == ".safetensors":
             path.chmod(readable)  # the library makes them for their owner alone, whatever the umask says
-        _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
 
 
 def _swap(partial: Path, target: Path, overwrite: bool) -> None:
@@ -171,7 +160,7 @@ def _swap(partial: Path, target: Path, overwrite: bool) -> None:
             if old is not None:
                 old.rename(target)
             raise
-        _fsync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise SaveFailed(f"{target} could not take its place: {error.strerror}.") from error
     if old is not None:
@@ -181,19 +170,19 @@ def _swap(partial: Path, target: Path, overwrite: bool) -> None:
 def _disk_fault(error: BaseException) -> int | None:
     """The number of the operating system's error, where writing failed for the disk's sake."""
     if isinstance(error, OSError):
-        return error.errno if error.errno in _DISK_FAULTS else None
+        return error.errno if error.errno in DISK_FAULTS else None
     if isinstance(error, SafetensorError) or type(error) is PotluckError:
         # safetensors, and a device that wrote in a process of its own, tell the number only in their text
         told = re.search(r"\(os error (\d+)\)|OSError: \[Errno (\d+)\]", str(error))
         number = int(told[1] or told[2]) if told else None
-        return number if number in _DISK_FAULTS else None
+        return number if number in DISK_FAULTS else None
     return None
 
 
 def _failure(target: Path, number: int, written_mib: int) -> str:
     parent = next(ancestor for ancestor in target.resolve().parents if ancestor.exists())
     free_mib = shutil.disk_usage(parent).free >> 20
-    reason = "the disk is full" if number in _FULL else os.strerror(number)
+    reason = "the disk is full" if number in FULL else os.strerror(number)
     return (
         f"{target} could not be saved: {reason} ({parent} has {free_mib} MiB free; {written_mib} MiB were written and "
         "removed again). What stood there before is untouched; make room or name another directory."

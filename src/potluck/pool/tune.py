@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from potluck.errors import BadInput
-from potluck.job import Job, dump_job
+from potluck.job import JOB_FILE, METRICS_FILE, Job, dump_job
 from potluck.models.families import decoder_of, read_config
 from potluck.models.precision import torch_dtype
 from potluck.models.save import check_output, replace_directory
@@ -23,7 +23,7 @@ from potluck.pool.ranks import Launch, Ranks
 from potluck.pool.result import Evaluated, Result, Tally
 from potluck.texts.batch import Example
 from potluck.texts.rows import Row, read_rows
-from potluck.use import JOB_FILE, METRICS_FILE, encode_for, score
+from potluck.use import encode_for, score
 
 
 def tune(

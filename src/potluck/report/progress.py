@@ -2,13 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import rich.live
-from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.console import Console
 
 from potluck.pool.candidates import Candidate
 from potluck.pool.launch import Event
@@ -16,6 +12,7 @@ from potluck.pool.listener import Listener
 from potluck.pool.plan import Plan
 from potluck.pool.result import Evaluated
 from potluck.report.plans import candidates_table, impossible, predicted_table
+from potluck.report.screen import Screen
 from potluck.report.tables import plan_table
 
 _LINE_EVERY_S = 5.0
@@ -23,43 +20,17 @@ _LINE_EVERY_PART = 0.1
 _RECENT = 10
 
 
-class Live(Listener):
-    """A listener that shows a run on a console; used as a context manager, so that the bar ends with the run."""
+class Live(Screen, Listener):
+    """A listener that shows a run on a console."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-        )
-        self._detail = Text()
-        self._screen = rich.live.Live(
-            console=console, get_renderable=lambda: Group(self._bar, self._detail), transient=True
-        )
-        self._task: TaskID | None = None
+        super().__init__(console)
         self._plan: Plan | None = None
         self._shares_shown = False
         self._weights_mib: dict[int, float] = {}
         self._steps: list[Event] = []
         self._line_s = float("-inf")
         self._line_step = 0
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._screen.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._screen.stop()
-
-    def tell(self, text: str) -> None:
-        """Show a sentence."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def invited(self, invite: str, peers: int, minutes: float) -> None:
         """Show what to run on the other machines."""
@@ -70,10 +41,10 @@ class Live(Listener):
     def chosen(self, candidates: Sequence[Candidate], chosen: Candidate, if_data_moved: str | None) -> None:
         """Show which plans there are, what the chosen one predicts, and why it was chosen."""
         if len(candidates) > 1:
-            self._console.print(candidates_table(candidates, chosen))
+            self.console.print(candidates_table(candidates, chosen))
             for reason in impossible(candidates):
                 self.tell(reason)
-        self._console.print(predicted_table(chosen))
+        self.console.print(predicted_table(chosen))
         self._shares_shown = True
         for sentence in (chosen.reason, if_data_moved):
             if sentence:
@@ -85,12 +56,12 @@ class Live(Listener):
 
     def scoring(self, when: str, done: int, total: int) -> None:
         """Move the bar of the scoring."""
-        self._show(f"Scoring {when} training", done, total, "")
+        self.show(f"Scoring {when} training", done, total)
 
     def scored(self, when: str, scores: Evaluated) -> None:
         """Show the scores."""
         accuracy = "" if scores.accuracy is None else f"accuracy {scores.accuracy:.2f}, "
-        self._finish()
+        self.finish()
         self.tell(f"Held-out examples {when} training: {accuracy}loss {scores.loss:.3f}.")
 
     def event(self, event: Event) -> None:
@@ -106,7 +77,7 @@ class Live(Listener):
         elif event["event"] == "step":
             self._stepped(event)
         elif event["event"] == "saving":
-            self._finish()
+            self.finish()
             self.tell("Saving.")
 
     def _loaded(self, rank: int, weights_mib: float) -> None:
@@ -118,7 +89,7 @@ class Live(Listener):
                 if not self._steps:  # the ranks of a launcher tell all they have to tell at the end
                     self.tell(f"Weights: {', '.join(each)}.")
             else:
-                self._console.print(plan_table(self._plan, held))
+                self.console.print(plan_table(self._plan, held))
 
     def _name(self, rank: int) -> str:
         return f"device {rank}" if self._plan is None else self._plan.devices[rank].name
@@ -135,8 +106,8 @@ class Live(Listener):
     def _stepped(self, event: Event) -> None:
         self._steps = [*self._steps[-_RECENT + 1 :], event]
         detail = describe(self._steps)
-        self._show("Training", event["step"], event["steps"], detail)
-        if self._console.is_terminal:
+        self.show("Training", event["step"], event["steps"], detail)
+        if self.console.is_terminal:
             return
         now, step, steps = time.monotonic(), event["step"], event["steps"]
         due = now - self._line_s >= _LINE_EVERY_S or step - self._line_step >= _LINE_EVERY_PART * steps
@@ -144,19 +115,6 @@ class Live(Listener):
             self._line_s, self._line_step = now, step
             left_s = (steps - step) * sum(recent["step_s"] for recent in self._steps) / len(self._steps)
             self.tell(f"step {step}/{steps}  {detail}  {left_s:.0f} s left")
-
-    def _show(self, what: str, done: int, total: int, detail: str) -> None:
-        if self._task is None or self._bar.tasks[0].description != what:
-            self._finish()
-            self._task = self._bar.add_task(what, total=total)
-        self._bar.update(self._task, completed=done, total=total)
-        self._detail.plain = detail
-
-    def _finish(self) -> None:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-            self._task = None
-        self._detail.plain = ""
 
 
 def describe(steps: Sequence[dict[str, Any]]) -> str:

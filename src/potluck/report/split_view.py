@@ -2,52 +2,25 @@
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from potluck.report.screen import Screen
 from potluck.split.listener import SplitListener
-from potluck.split.quality import Quality
-from potluck.split.result import OVERALL
+from potluck.split.quality import OVERALL, Quality
 
 _LINE_EVERY_S = 5.0
 _LINE_EVERY_PART = 0.1
 
 
-class SplitView(SplitListener):
-    """A listener that shows what happens on a console; a context manager, so that the bar ends with the run."""
+class SplitView(Screen, SplitListener):
+    """A listener that shows what happens on a console."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[detail]}"),
-            console=console,
-            transient=True,
-        )
-        self._task: TaskID | None = None
+        super().__init__(console)
         self._what = ""
         self._line_s, self._line_done = time.monotonic(), 0
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def tell(self, text: str) -> None:
-        """Show a sentence."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def invited(self, invite: str, scheme: str) -> None:
         """Show what clients run."""
@@ -57,34 +30,26 @@ class SplitView(SplitListener):
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Move a bar."""
-        self._show(what, done, total, "")
+        self._moved(what, done, total, "")
 
     def step(self, step: int, steps: int, loss: float, step_s: float) -> None:
         """Move the bar of training."""
-        self._show("Training, steps", step, steps, f"loss {loss:.3f}  {step_s:.2f} s a step")
+        self._moved("Training, steps", step, steps, f"loss {loss:.3f}  {step_s:.2f} s a step")
 
     def judged(self, when: str, quality: Mapping[str, Quality]) -> None:
         """Show the overall quality."""
         q = quality[OVERALL]
         self.tell(f"Held-out examples {when} training: loss {q.loss:.4f}, {q.accuracy:.0%} answered exactly.")
 
-    def _show(self, what: str, done: int, total: int, detail: str) -> None:
+    def _moved(self, what: str, done: int, total: int, detail: str) -> None:
+        """The bar, and where no bar is seen a line now and then."""
         if what != self._what:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(what, total=total, detail=detail)
             self._what, self._line_s, self._line_done = what, time.monotonic(), 0
-        assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total, detail=detail)
+        self.show(what, done, total, detail)
         if done >= total:
-            self._bar.remove_task(self._task)
-            self._task, self._what = None, ""
-        if self._console.is_terminal:
-            return
-        now = time.monotonic()
-        if now - self._line_s >= _LINE_EVERY_S and (
-            done - self._line_done >= _LINE_EVERY_PART * total or done >= total
-        ):
+            self.finish()
+        now, moved = time.monotonic(), done - self._line_done >= _LINE_EVERY_PART * total or done >= total
+        if not self.console.is_terminal and now - self._line_s >= _LINE_EVERY_S and moved:
             self._line_s, self._line_done = now, done
             self.tell(f"{what}: {done:,} of {total:,}  {detail}".rstrip())
 

@@ -14,12 +14,12 @@ from potluck.errors import BadInput
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, WEIGHTS_FILE
 from potluck.split.agreement import contribution_id, parse_manifest
 from potluck.split.listener import SplitListener
-from potluck.split.result import OVERALL, QUALITY_FILE
+from potluck.split.quality import OVERALL
 from potluck.split.routes import Result
 from potluck.split.settings import Settled, own_template
 from potluck.split.step_table import StepTable
 from potluck.split.store import Store
-from potluck.split.terms import Terms
+from potluck.split.terms import QUALITY_FILE, Terms
 
 _HANDED_OUT = (WEIGHTS_FILE, CONFIG_FILE, TEMPLATE_FILE, QUALITY_FILE)
 EXPECTED_CLIENTS = 4
@@ -44,11 +44,13 @@ class StoreBackend:
         self._settled, self._store, self._expected = settled, store, expected
         self._table, self._listener = table, listener
         self.takes_steps = table is not None
+        self.commits = 0
+        """How many contributions came since the server began."""
         self._template = own_template(settled.job)
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, int, int], str] = {}
 
-    def register(self, name: str, key_digest: str, holdings: dict[str, Any] | None) -> None:
+    def register(self, name: str, key_digest: str) -> None:
         """Know a client; see :meth:`potluck.split.store.Store.register`."""
         if name.casefold() == OVERALL:
             raise BadInput(f"{name} is what all clients together are called: take another name with --name.")
@@ -107,6 +109,8 @@ class StoreBackend:
         if contribution_id(parsed) != contribution:
             raise BadInput("The contribution's id is not that of its manifest.")
         self._store.commit(parsed, client, self._settled.limits)
+        with self._lock:
+            self.commits += 1
         train = [shard for shard in parsed.shards if shard.part == "train"]
         mib = sum(shard.bytes for shard in parsed.shards) / 2**20
         self._listener.tell(f"{client} has contributed {sum(s.examples for s in train):,} examples ({mib:,.1f} MiB).")

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from potluck.chain.trained import Trained
+from potluck.models.durable import move_durably
 from potluck.models.save import storable
-from potluck.split.durable import move_durably
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 

@@ -12,11 +12,11 @@ from potluck.control.invite import Invite
 from potluck.control.names import check_name, host_name
 from potluck.errors import BadInput, SaveFailed
 from potluck.models.cache import user_cache
+from potluck.models.durable import saving
 from potluck.models.memory import free_at_once, memory_mib, trim
 from potluck.models.save import check_output
 from potluck.split.client_data import ClientData, client_data, parse_holdout
 from potluck.split.client_model import find_model
-from potluck.split.durable import saving
 from potluck.split.fetch import fetch_adapter, wait_for_result
 from potluck.split.keys import own_key
 from potluck.split.listener import SplitListener
@@ -103,15 +103,14 @@ def contribute(
     """
     client, listener, traffic = client or Client(), listener or SplitListener(), traffic or Traffic()
     free_at_once()
-    name = client.name or host_name()
-    check_name(name)
+    name = _name(client)
     holdout = parse_holdout(client.holdout)
     invitation = Invite.decode(invite)
     for target in (output, client.keep):
         if target is not None:
             check_output(target, overwrite and target is output)
     rows = read_rows(list(data), "auto")  # what cannot be read is refused before anybody is dialled
-    key = own_key(_own_directory(client.home or user_data(), invitation, name))
+    key = _key(client, invitation, name)
     spool = _own_directory(client.spool or user_cache() / "contributions", invitation, name)
     began = time.monotonic()
     listener.tell(f"Contributing to the server at {invitation.host} as {name}.")
@@ -133,7 +132,7 @@ def contribute(
         else:
             from potluck.split.step_client import take_steps  # brings the optimizer along
 
-            take_steps(uplink, terms, model, examples, examples.seed, listener)
+            take_steps(uplink, terms, model, examples, listener)
         active_s = time.monotonic() - began
         adapter = None
         if output is not None:
@@ -163,10 +162,8 @@ def withdraw(invite: str, client: Client | None = None) -> str:
         DeviceLost: the server does not answer.
     """
     client, invitation = client or Client(), Invite.decode(invite)
-    name = client.name or host_name()
-    check_name(name)
-    key = own_key(_own_directory(client.home or user_data(), invitation, name))
-    with Uplink.open(invitation, name, key, patience_s=client.patience_s) as uplink:
+    name = _name(client)
+    with Uplink.open(invitation, name, _key(client, invitation, name), patience_s=client.patience_s) as uplink:
         uplink.withdraw()
     return name
 
@@ -195,11 +192,19 @@ def fetch(
     """
     client, listener, invitation = client or Client(), listener or SplitListener(), Invite.decode(invite)
     check_output(output, overwrite)
+    name = _name(client)
+    with Uplink.open(invitation, name, _key(client, invitation, name), patience_s=client.patience_s) as uplink:
+        fetch_adapter(uplink, output, client.model, overwrite=overwrite, tell=listener.tell)
+
+
+def _name(client: Client) -> str:
     name = client.name or host_name()
     check_name(name)
-    key = own_key(_own_directory(client.home or user_data(), invitation, name))
-    with Uplink.open(invitation, name, key, patience_s=client.patience_s) as uplink:
-        fetch_adapter(uplink, output, client.model, overwrite=overwrite, tell=listener.tell)
+    return name
+
+
+def _key(client: Client, invite: Invite, name: str) -> str:
+    return own_key(_own_directory(client.home or user_data(), invite, name))
 
 
 def _own_directory(base: Path, invite: Invite, name: str) -> Path:

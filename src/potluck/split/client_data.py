@@ -10,7 +10,7 @@ from pathlib import Path
 
 from potluck.errors import BadInput
 from potluck.job import Data, Format
-from potluck.split.durable import saving
+from potluck.models.durable import saving
 from potluck.split.terms import Terms
 from potluck.texts.batch import Example
 from potluck.texts.encode import encode

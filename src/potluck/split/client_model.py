@@ -18,6 +18,7 @@ from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.prefetch import Listed
 from potluck.models.source import resolve
 from potluck.split.agreement import agreement_of, differences
+from potluck.split.listener import SplitListener
 from potluck.split.parts import ClientPart, check_cut, client_part
 from potluck.split.terms import Terms
 from potluck.split.uplink import Uplink
@@ -53,43 +54,37 @@ def find_model(
     if told := differences(mine, terms.agreement):
         which = f"{directory} is not the server's model. " if fetched is None else ""
         raise BadInput(f"{which}{told}")
-    return ClientModel(directory, fetched, decoder_of(read_config(directory)))
+    decoder = decoder_of(read_config(directory))
+    dtype = choose_dtype(terms.dtype, decoder.hidden_size, decoder.intermediate_size)
+    return ClientModel(directory, fetched, decoder, torch_dtype(dtype))
 
 
 class ClientModel:
     """A directory with tokenizer and configuration, and weights as far as they are here."""
 
-    def __init__(self, directory: Path, fetched: Fetched | None, decoder: Decoder) -> None:
-        self.directory, self.decoder = directory, decoder
+    def __init__(self, directory: Path, fetched: Fetched | None, decoder: Decoder, compute: torch.dtype) -> None:
+        """``compute``: the dtype of this client's linears."""
+        self.directory, self.decoder, self.compute = directory, decoder, compute
         self._fetched = fetched
 
     @contextmanager
-    def part(
-        self, terms: Terms, *, trainable: bool, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> Iterator[ClientPart]:
+    def part(self, terms: Terms, listener: SplitListener, *, trainable: bool) -> Iterator[ClientPart]:
         """Embedding and first blocks; where weights are fetched, the whole tables are: rows would tell token ids.
 
         Args:
             terms: the server's.
+            listener: told how far fetching is.
             trainable: whether the blocks get adapters.
-            progress: told bytes fetched and bytes in all.
         """
-        check_cut(self.decoder, terms.split.cut)
-        lora = terms.lora if trainable else None
+        cut, lora = terms.split.cut, terms.lora if trainable else None
+        check_cut(self.decoder, cut)
+
+        def fetching(done: int, total: int) -> None:
+            listener.progress("Fetching the model, MiB", done >> 20, total >> 20)
+
         with Checkpoint.open(self.directory, None if self._fetched is None else self._fetched.need) as checkpoint:
             if self._fetched is not None:
                 listed = Listed(checkpoint)
-                client_part(listed, self.decoder, terms.split.cut, compute=torch.float32, lora=lora, seed=0)
-                checkpoint.fetch([*((name, None, None) for name in tables(self.decoder)), *listed.parts], progress)
-            yield client_part(
-                checkpoint,
-                self.decoder,
-                terms.split.cut,
-                compute=self.compute(terms),
-                lora=lora,
-                seed=terms.seed,
-            )
-
-    def compute(self, terms: Terms) -> torch.dtype:
-        """The dtype of this client's linears: what the terms say, or what is faster here."""
-        return torch_dtype(choose_dtype(terms.dtype, self.decoder.hidden_size, self.decoder.intermediate_size))
+                client_part(listed, self.decoder, cut, compute=torch.float32, lora=lora, seed=0)
+                checkpoint.fetch([*((name, None, None) for name in tables(self.decoder)), *listed.parts], fetching)
+            yield client_part(checkpoint, self.decoder, cut, compute=self.compute, lora=lora, seed=terms.seed)

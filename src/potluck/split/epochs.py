@@ -35,7 +35,7 @@ class Epochs:
     """Of each step so far."""
 
     def __post_init__(self) -> None:
-        self._order = Order(self.data.lengths.tolist(), self.batch_size, self.learner.rate.seed)
+        self._order = Order(self.data.lengths.tolist(), self.batch_size, self.learner.recipe.seed)
 
     def run(
         self, checkpoint: Path, key: str, every_s: float, on_step: Callable[[int, int, float, float], None]
@@ -52,7 +52,7 @@ class Epochs:
             SaveFailed: the checkpoint cannot be written.
             PotluckError: a gradient or the loss is not finite.
         """
-        steps, saved_s = self.learner.rate.steps, time.monotonic()
+        steps, saved_s = self.learner.recipe.steps, time.monotonic()
         while self.learner.done < steps:
             began = time.monotonic()
             loss = self._step()

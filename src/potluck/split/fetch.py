@@ -9,14 +9,12 @@ from typing import Any
 import psutil
 
 from potluck.errors import BadInput, DeviceLost, PotluckError, from_outside
-from potluck.job import Format, Job, dump_job
+from potluck.job import JOB_FILE, Format, Job, dump_job
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, WEIGHTS_FILE
 from potluck.models.save import replace_directory
 from potluck.split.listener import SplitListener
-from potluck.split.result import QUALITY_FILE
-from potluck.split.terms import Terms, parse_terms
+from potluck.split.terms import QUALITY_FILE, Terms, parse_terms
 from potluck.split.uplink import Uplink
-from potluck.use import JOB_FILE
 
 _ASK_EVERY_S = 2.0
 _FILES = {WEIGHTS_FILE, CONFIG_FILE, TEMPLATE_FILE, QUALITY_FILE}

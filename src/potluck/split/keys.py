@@ -5,8 +5,9 @@ import re
 import secrets
 from pathlib import Path
 
-from potluck.control.identity import locked, user_data, write_private
+from potluck.control.identity import user_data, write_private
 from potluck.errors import BadInput, SaveFailed
+from potluck.models.durable import locked
 
 
 def own_key(directory: Path | None = None) -> str:

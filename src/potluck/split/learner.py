@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Self
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from potluck.chain.comm import Comm
@@ -16,10 +16,16 @@ from potluck.errors import PotluckError
 from potluck.models.optimizer import adamw, scheduled
 from potluck.split.parts import SplitPart
 
+if TYPE_CHECKING:  # clients know how steps are taken, and have no use for the library
+    from accelerate import Accelerator
+
+    from potluck.job import Job
+    from potluck.split.terms import Terms
+
 
 @dataclass(frozen=True)
-class Rate:
-    """How steps are taken."""
+class Recipe:
+    """How steps are taken, alike on the server and on trainable clients."""
 
     steps: int
     learning_rate: float
@@ -28,6 +34,12 @@ class Rate:
     weight_decay: float
     clip: float
     seed: int
+
+    @classmethod
+    def of(cls, source: "Job | Terms", steps: int) -> Self:
+        """As a job, or a server's terms, say it."""
+        names = [field.name for field in fields(cls) if field.name != "steps"]
+        return cls(steps, **{name: getattr(source, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -52,20 +64,22 @@ class Fed:
 class Learner:
     """The server part with its head and optimizer; in several processes each has one, and they stay equal."""
 
-    def __init__(self, part: SplitPart, head: Head | None, rate: Rate, accelerator: Accelerator | None = None) -> None:
+    def __init__(
+        self, part: SplitPart, head: Head | None, recipe: Recipe, accelerator: "Accelerator | None" = None
+    ) -> None:
         """Prepare training.
 
         Args:
             part: the server part, on the accelerator's device.
             head: what hidden states are compared with; None where clients do that.
-            rate: how steps are taken.
+            recipe: how steps are taken.
             accelerator: several processes or an accelerator; None for this process alone.
         """
-        self.part, self.head, self.rate, self.done = part, head, rate, 0
+        self.part, self.head, self.recipe, self.done = part, head, recipe, 0
         self._accelerator = accelerator
         self._module: nn.Module = part.module if accelerator is None else accelerator.prepare(part.module)
         self._trained = [t.local for t in part.trained]
-        self.optimizer = adamw(self._trained, rate.learning_rate, rate.weight_decay)
+        self.optimizer = adamw(self._trained, recipe.learning_rate, recipe.weight_decay)
         self.device = self._trained[0].device if self._trained else torch.device("cpu")
 
     @property
@@ -93,7 +107,7 @@ class Learner:
 
         Without dropout where ``judging``.
         """
-        at = At(self.rate.seed, self.done, micro_batch, 0, judging)
+        at = At(self.recipe.seed, self.done, micro_batch, 0, judging)
         h_ND: Tensor = self._module(fed.x_BSD.to(self.device), fed.kept_N.to(self.device), at)
         return h_ND
 
@@ -114,24 +128,32 @@ class Learner:
         Raises:
             PotluckError: a gradient is not finite; no weight was changed.
         """
-        limit = self.rate.clip or math.inf
-        gradients = [t for t in self._trained if t.grad is not None]
-        norm = float(torch.nn.utils.clip_grad_norm_(gradients, limit)) if gradients else 0.0
-        if not math.isfinite(norm):
-            raise PotluckError(
-                f"The gradient of step {self.done + 1} is not a finite number; the weights were left as they were "
-                "before it. Try a lower learning_rate, or dtype: fp32."
-            )
-        if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate.learning_rate * scheduled(self.rate, self.done)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        norm = take_step(self.optimizer, self._trained, self.recipe, self.done)
         self.done += 1
         return norm
 
     def _apart(self) -> AbstractContextManager[object]:
         return nullcontext() if self._accelerator is None else self._accelerator.no_sync(self._module)
+
+
+def take_step(optimizer: torch.optim.Optimizer | None, trained: Sequence[Tensor], recipe: Recipe, step: int) -> float:
+    """Clip the gradients, step at the rate of 0-based ``step``, forget them; the norm they had.
+
+    Raises:
+        PotluckError: a gradient is not finite; no weight was changed.
+    """
+    norm = float(torch.nn.utils.clip_grad_norm_(trained, recipe.clip or math.inf))
+    if not math.isfinite(norm):
+        raise PotluckError(
+            f"The gradient of step {step + 1} is not a finite number; the weights were left as they were before it. Try"
+            " a lower learning_rate, or dtype: fp32."
+        )
+    if optimizer is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * scheduled(recipe, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def fed_of(

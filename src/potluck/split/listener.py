@@ -1,8 +1,10 @@
 """Who wants to know how split training goes on."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from potluck.split.quality import Quality
+if TYPE_CHECKING:  # what judges is the server's
+    from potluck.split.quality import Quality
 
 
 class SplitListener:
@@ -20,5 +22,5 @@ class SplitListener:
     def step(self, step: int, steps: int, loss: float, step_s: float) -> None:
         """A step of training was taken."""
 
-    def judged(self, when: str, quality: Mapping[str, Quality]) -> None:
+    def judged(self, when: str, quality: "Mapping[str, Quality]") -> None:
         """Quality of each client's held-out examples, ``before`` or ``after`` training."""

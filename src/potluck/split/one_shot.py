@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from potluck.errors import BadInput
+from potluck.models.durable import saving, write_durably
 from potluck.models.save import replace_directory
 from potluck.split.agreement import Manifest, Part, Shard, contribution_id, parse_manifest
 from potluck.split.client_data import ClientData
 from potluck.split.client_model import ClientModel
-from potluck.split.durable import saving, write_durably
 from potluck.split.forward import records
 from potluck.split.listener import SplitListener
 from potluck.split.parts import ClientPart
@@ -87,9 +87,6 @@ def _computed(
     parts: dict[Part, tuple[Example, ...]] = {"train": examples.train, "held-out": examples.held_out}
     total, done = sum(len(e.ids) for some in parts.values() for e in some), 0
 
-    def fetching(fetched: int, of: int) -> None:
-        listener.progress("Fetching the model, MiB", fetched >> 20, of >> 20)
-
     def counted(part: ClientPart, some: Sequence[Example]) -> Iterator[Record]:
         nonlocal done
         for record in records(part, some):
@@ -97,7 +94,7 @@ def _computed(
             listener.progress("Computing, tokens", done, total)
             yield record
 
-    with model.part(terms, trainable=False, progress=fetching) as part:
+    with model.part(terms, listener, trainable=False) as part:
         for which, some in parts.items():
             shards += write_records(counted(part, some), directory, part=which, encoding=split.encoding, table=table)
         if table is not None:

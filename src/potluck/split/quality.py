@@ -15,6 +15,9 @@ from torch import Tensor
 
 from potluck.split.learner import Fed, Learner
 
+OVERALL = "overall"
+"""What the quality over all clients is called; no client may be."""
+
 _LOGIT_BYTES = 64 << 20
 _TIE = 1e-4
 """Two orders of adding up the same logit differ by less, relative to the largest."""
@@ -93,12 +96,18 @@ def compared(h_ND: Tensor, rows_ND: Tensor, table_VD: Tensor, softcap: float | N
     return log_Z_N - own_N, own_N >= largest_N - _TIE * largest_N.abs().clamp_min(1.0)
 
 
-def summed_up(judged: Sequence[Judged]) -> Quality:
-    """The quality over examples.
+def by_client(judged: Sequence[Judged], names: Sequence[str]) -> dict[str, Quality]:
+    """The quality over each client's examples, by its name, and :data:`OVERALL`; empty where there is no example."""
+    if not judged:
+        return {}
+    found = {OVERALL: _summed_up(judged)}
+    for client, name in enumerate(names):
+        if theirs := [each for each in judged if each.client == client]:
+            found[name] = _summed_up(theirs)
+    return found
 
-    Raises:
-        ZeroDivisionError: there is none.
-    """
+
+def _summed_up(judged: Sequence[Judged]) -> Quality:
     tokens = sum(each.targets for each in judged)
     return Quality(
         sum(each.loss for each in judged) / tokens,

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from potluck.errors import BadInput
+from potluck.models.durable import write_durably
 from potluck.split.agreement import Part, Shard
-from potluck.split.durable import write_durably
 from potluck.split.encoding import Encoding, bytes_per_table_row, encode, encode_rows, outlier_channels, record_bytes
 from potluck.split.shard_file import SHARD_BYTES, shard_path
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from potluck.job import Job, dump_job
+from potluck.job import JOB_FILE, METRICS_FILE, Job, Split, dump_job
 from potluck.models.adapter import adapter_config, write_adapter
+from potluck.split.candidates import Candidates
 from potluck.split.quality import Quality
 from potluck.split.settings import own_template
-from potluck.use import JOB_FILE, METRICS_FILE
+from potluck.split.terms import QUALITY_FILE
 
-QUALITY_FILE = "quality.json"
-OVERALL = "overall"
 _LORA = (".lora_A.weight", ".lora_B.weight")
 
 
@@ -52,6 +51,49 @@ class Outcome:
             for when, quality in (("before", self.before), ("after", self.after))
         }
         return asdict(self) | judged
+
+
+def outcome_of(
+    job: Job,
+    clients: Sequence[str],
+    joined: Candidates | None,
+    losses: Sequence[float],
+    quality: Mapping[str, dict[str, Quality]],
+    *,
+    examples: int,
+    target_tokens: int,
+    train_s: float,
+    contributions: Sequence[str] = (),
+) -> Outcome:
+    """What came of a training.
+
+    Args:
+        job: with its ``split`` section.
+        clients: their names.
+        joined: what the loss compared with; None where that was ids, or the clients' own.
+        losses: of each step.
+        quality: ``before`` and ``after``.
+        examples: of an epoch, as ``target_tokens``.
+        target_tokens: supervised positions.
+        train_s: seconds of training.
+        contributions: ids of those trained on.
+    """
+    return Outcome(
+        adapter=str(job.output),
+        scheme=(job.split or Split()).scheme,
+        clients=tuple(clients),
+        examples=examples,
+        target_tokens=target_tokens,
+        steps=len(losses),
+        loss_first=losses[0],
+        loss_last=losses[-1],
+        before=quality["before"],
+        after=quality["after"],
+        distinct_targets=0 if joined is None else joined.targets,
+        negatives=0 if joined is None else joined.negatives,
+        train_s=train_s,
+        contributions=tuple(contributions),
+    )
 
 
 def write_result(

@@ -54,7 +54,7 @@ class Backend(Protocol):
     takes_steps: bool
     """Whether clients stay connected and take steps."""
 
-    def register(self, name: str, key_digest: str, holdings: dict[str, Any] | None) -> None:
+    def register(self, name: str, key_digest: str) -> None:
         """Know a client, on disk; ``BadInput`` where the name has another key already."""
 
     def client(self, key_digest: str) -> str | None:
@@ -94,7 +94,6 @@ class Hello(Body):
     name: Name
     key_digest: Sha256
     versions: Annotated[dict[str, str], Field(max_length=16)]
-    holdings: dict[str, Any] | None = None
 
 
 class Shas(Body):
@@ -158,7 +157,7 @@ class SplitRoutes:
         hello = await parsed(request, Hello)
         if difference := differences(versions(), hello.versions):
             raise Refused(409, difference)
-        await _in_thread(409, lambda: self._backend.register(hello.name, hello.key_digest, hello.holdings))
+        await _in_thread(409, lambda: self._backend.register(hello.name, hello.key_digest))
         return JSONResponse(await _in_thread(409, lambda: self._backend.terms(hello.name)))
 
     async def _alive(self, request: Request) -> Response:

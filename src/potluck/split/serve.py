@@ -99,9 +99,12 @@ def serve(
                     outcome = train_in_steps(settled, table, expected, listener)
                 finally:
                     table.end("The server's training is over.")
+            looked_at = -1
             while not until(outcome):
-                if outcome is None and train_when is not None and _contributors(store) >= train_when:
-                    outcome = train_store(job, listener=listener)
+                if outcome is None and train_when is not None and looked_at != backend.commits:
+                    looked_at = backend.commits
+                    if _contributors(store) >= train_when:
+                        outcome = train_store(job, listener=listener)
                 time.sleep(_LOOK_EVERY_S)
     return outcome
 

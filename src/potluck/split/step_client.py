@@ -14,12 +14,12 @@ from potluck.chain.comm import Comm
 from potluck.chain.loss import Head, Targets, cross_entropy
 from potluck.chain.piece import At
 from potluck.errors import PotluckError
-from potluck.models.optimizer import adamw, scheduled
+from potluck.models.optimizer import adamw
 from potluck.split.client_data import ClientData
 from potluck.split.client_model import ClientModel
 from potluck.split.encoding import encode_rows
 from potluck.split.forward import activations, record_of
-from potluck.split.learner import Rate
+from potluck.split.learner import Recipe, take_step
 from potluck.split.listener import SplitListener
 from potluck.split.messages import gradient_dtype, records_message
 from potluck.split.parts import ClientPart
@@ -38,7 +38,6 @@ def take_steps(
     terms: Terms,
     model: ClientModel,
     examples: ClientData,
-    seed: int,
     listener: SplitListener,
 ) -> None:
     """Train until the server's last step.
@@ -48,7 +47,6 @@ def take_steps(
         terms: the server's; of a step scheme.
         model: this client's side of it.
         examples: of this client.
-        seed: draws the order of examples and the negatives.
         listener: told how it goes.
 
     Raises:
@@ -57,18 +55,14 @@ def take_steps(
         PotluckError: the server's answers make no sense.
     """
     trainable = terms.split.client == "trainable"
-
-    def fetching(fetched: int, of: int) -> None:
-        listener.progress("Fetching the model, MiB", fetched >> 20, of >> 20)
-
-    with model.part(terms, trainable=trainable, progress=fetching) as part, signs_of_life(uplink):
+    with model.part(terms, listener, trainable=trainable) as part, signs_of_life(uplink):
         head = None
         if terms.split.scheme == "u-shaped":
-            head = Head(part.head(model.compute(terms)), model.decoder.logit_softcap)
+            head = Head(part.head(model.compute), model.decoder.logit_softcap)
         stay = _Stay(Talk(uplink), terms, part, head, examples, trainable, listener)
-        counts = stay.begin(seed)
+        counts = stay.begin()
         stay.judge()
-        for step, indices in enumerate(_turns(len(examples.train), counts, seed)):
+        for step, indices in enumerate(_turns(len(examples.train), counts, examples.seed)):
             if indices:
                 stay.step(step, [examples.train[i] for i in indices])
             if trainable and ((step + 1) % terms.split.average_every == 0 or step + 1 == len(counts)):
@@ -91,25 +85,17 @@ class _Stay:
     def __post_init__(self) -> None:
         self._table = TargetTable() if self.terms.split.targets == "embeddings" else None
         self._trained = [t.local for t in self.part.part.trained]
-        self._rate = Rate(
-            steps=1,
-            learning_rate=self.terms.learning_rate,
-            schedule=self.terms.schedule,
-            warmup=self.terms.warmup,
-            weight_decay=self.terms.weight_decay,
-            clip=self.terms.clip,
-            seed=self.terms.seed,
-        )
-        self._optimizer = adamw(self._trained, self._rate.learning_rate, self._rate.weight_decay)
+        self._recipe = Recipe.of(self.terms, steps=1)
+        self._optimizer = adamw(self._trained, self._recipe.learning_rate, self._recipe.weight_decay)
 
-    def begin(self, seed: int) -> list[int]:
+    def begin(self) -> list[int]:
         """Tell what this client brings, and its tables; how many of its examples each step takes."""
         tensors: dict[str, Tensor] = {}
         split = self.terms.split
         if self._table is not None and self.head is None:
             for example in (*self.examples.train, *self.examples.held_out):
                 self._table.indices(_targets(example))
-            drawn = draw_negatives(self.terms.vocab_size, self.terms.negatives, seed)
+            drawn = draw_negatives(self.terms.vocab_size, self.terms.negatives, self.examples.seed)
             for name, ids in (("table", self._table.ids), ("negatives", drawn)):
                 if ids:
                     rows = encode_rows(self.part.target_rows(ids).float(), split.encoding)
@@ -126,7 +112,7 @@ class _Stay:
         counts, steps = told.get("counts"), told.get("steps")
         if not isinstance(counts, list) or not isinstance(steps, int) or len(counts) != steps:
             raise PotluckError("The server's answer makes no sense: it did not say which steps there are.")
-        self._rate = replace(self._rate, steps=steps)
+        self._recipe = replace(self._recipe, steps=steps)
         return [int(count) for count in counts]
 
     def step(self, step: int, examples: Sequence[Example]) -> None:
@@ -146,7 +132,7 @@ class _Stay:
         if x_TD.requires_grad:
             gradient_TD = answered(tensors, "gradient_TD", tuple(x_TD.shape))
             torch.autograd.backward(x_TD, gradient_TD.to(x_TD.dtype))
-            self._update(step)
+            take_step(self._optimizer, self._trained, self._recipe, step)
 
     def average(self) -> None:
         """Give this client's adapters, take the average of all."""
@@ -200,19 +186,6 @@ class _Stay:
         ids_N = torch.tensor([token for example in examples for token in _targets(example)])
         loss, (gradient_1ND,) = cross_entropy(head, [h_1ND], Targets([ids_N], lambda ids: head.W_VD[ids]), 1, Comm())
         return float(loss) / weight, gradient_1ND[0].float() / weight
-
-    def _update(self, step: int) -> None:
-        if self._optimizer is None:
-            return
-        norm = torch.nn.utils.clip_grad_norm_(self._trained, self._rate.clip or float("inf"))
-        if not bool(norm.isfinite()):
-            raise PotluckError(
-                f"The gradient of step {step + 1} is not a finite number; a lower learning_rate on the server may help."
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate.learning_rate * scheduled(self._rate, step)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
 
 def _weight(told: Mapping[str, Any]) -> float:

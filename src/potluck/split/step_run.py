@@ -12,8 +12,8 @@ from potluck.models.save import replace_directory
 from potluck.split.assembly import judging_table
 from potluck.split.listener import SplitListener
 from potluck.split.parts import client_part
-from potluck.split.quality import Quality, summed_up
-from potluck.split.result import OVERALL, Outcome, write_result
+from potluck.split.quality import Quality, by_client
+from potluck.split.result import Outcome, outcome_of, write_result
 from potluck.split.settings import Settled
 from potluck.split.step_judging import judged
 from potluck.split.step_table import Connected, StepTable
@@ -47,15 +47,27 @@ def train_in_steps(settled: Settled, table: StepTable, expected: int, listener: 
         try:
             begun = table.gather(expected, settled.limits, joined)
             training = begin(settled, begun, table, checkpoint, _client_tensors(settled, checkpoint))
-            before = _judged(training, checkpoint, "before", listener)
+            clients, table_VD = training.clients.everybody, None
+            if training.clients.assembly is not None and any(client.held_out for client in clients):
+                table_VD = judging_table(checkpoint, settled.decoder, settled.split)
+            quality = {"before": _quality("before", training, table_VD, listener)}
             start = time.monotonic()
             training.run(listener, time.monotonic)
             train_s = time.monotonic() - start
-            after = _judged(training, checkpoint, "after", listener)
+            quality["after"] = _quality("after", training, table_VD, listener)
         except PotluckError as error:
             table.end(f"The server's training has ended: {error}")
             raise
-    outcome = _outcome(training, before, after, train_s)
+    outcome = outcome_of(
+        job,
+        [client.name for client in clients],
+        None if training.clients.assembly is None else training.clients.assembly.candidates,
+        training.losses,
+        quality,
+        examples=sum(client.examples for client in clients),
+        target_tokens=sum(client.target_tokens for client in clients),
+        train_s=train_s,
+    )
     with replace_directory(job.output, job.overwrite) as directory:
         tensors = training.learner.part.tensors() | training.averaged
         write_result(directory, job, tensors, outcome, training.losses)
@@ -73,36 +85,10 @@ def _client_tensors(settled: Settled, checkpoint: Checkpoint) -> dict[str, Tenso
     return part.part.tensors()
 
 
-def _judged(training: StepTraining, checkpoint: Checkpoint, when: str, listener: SplitListener) -> dict[str, Quality]:
-    clients, table_VD = training.clients, None
-    if clients.assembly is not None and any(client.held_out for client in clients.here):
-        table_VD = judging_table(checkpoint, training.settled.decoder, training.settled.split)
-    everybodys = judged(clients, training.learner, table_VD)
-    if not everybodys:
-        return {}
-    found = {OVERALL: summed_up(everybodys)}
-    for place, client in enumerate(clients.everybody):
-        if theirs := [each for each in everybodys if each.client == place]:
-            found[client.name] = summed_up(theirs)
-    listener.judged(when, found)
+def _quality(when: str, training: StepTraining, table_VD: Tensor | None, listener: SplitListener) -> dict[str, Quality]:
+    """By client and overall; empty where nobody held examples back."""
+    names = [client.name for client in training.clients.everybody]
+    found = by_client(judged(training.clients, training.learner, table_VD), names)
+    if found:
+        listener.judged(when, found)
     return found
-
-
-def _outcome(training: StepTraining, before: dict[str, Quality], after: dict[str, Quality], train_s: float) -> Outcome:
-    clients = training.clients.everybody
-    joined = None if training.clients.assembly is None else training.clients.assembly.candidates
-    return Outcome(
-        adapter=str(training.settled.job.output),
-        scheme=training.settled.split.scheme,
-        clients=tuple(client.name for client in clients),
-        examples=sum(client.examples for client in clients),
-        target_tokens=sum(client.target_tokens for client in clients),
-        steps=len(training.losses),
-        loss_first=training.losses[0],
-        loss_last=training.losses[-1],
-        before=before,
-        after=after,
-        distinct_targets=0 if joined is None else joined.targets,
-        negatives=0 if joined is None else joined.negatives,
-        train_s=train_s,
-    )

@@ -51,7 +51,7 @@ class StepTraining:
             DeviceLost: every client has left.
             PotluckError: the loss or a gradient is not finite.
         """
-        split, steps = self.settled.split, self.learner.rate.steps
+        split, steps = self.settled.split, self.learner.recipe.steps
         learned = dict.fromkeys((client.name for client in self.clients.everybody), 0)
         for step in range(steps):
             began = clock()

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from potluck.errors import BadInput
+from potluck.models.durable import move_durably, saving, sync, write_durably
 from potluck.split.agreement import (
     RECORD_PARTS,
     Manifest,
@@ -25,7 +26,6 @@ from potluck.split.agreement import (
     parse_manifest,
 )
 from potluck.split.check import Limits, ShardInfo, check_shard, shard_info
-from potluck.split.durable import move_durably, saving, sync, write_durably
 from potluck.split.shard_file import SHARD_BYTES, ShardFile, shard_path
 
 

@@ -8,6 +8,9 @@ from potluck.errors import BadInput, from_outside
 from potluck.job import Data, Lora, Split
 from potluck.split.agreement import Agreement
 
+QUALITY_FILE = "quality.json"
+"""What came of a training, handed out beside the adapter."""
+
 
 class Terms(BaseModel):
     """One client's; checked before anything is done with it."""

@@ -10,11 +10,12 @@ import math
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from potluck.errors import BadInput
 from potluck.job import Job
@@ -27,11 +28,11 @@ from potluck.split.assembly import Assembly, assembly_of, example_weights, judgi
 from potluck.split.checkpoint import read_meta
 from potluck.split.dataset import Dataset
 from potluck.split.epochs import Epochs
-from potluck.split.learner import Learner, Rate
+from potluck.split.learner import Learner, Recipe
 from potluck.split.listener import SplitListener
 from potluck.split.parts import SplitPart, server_part
-from potluck.split.quality import Quality, judge, summed_up
-from potluck.split.result import OVERALL, Outcome, write_result
+from potluck.split.quality import Quality, by_client, judge
+from potluck.split.result import Outcome, outcome_of, write_result
 from potluck.split.settings import Settled, settle
 from potluck.split.store import Store
 from potluck.split.together import same_contributions, same_dtype
@@ -82,16 +83,29 @@ def train_store(
         settled = replace(settled, job=job_with_dtype(settled.job, same_dtype(settled.job.dtype, accelerator)))
         epochs = _prepared(settled, data, checkpoint, accelerator)
         _warn(epochs, settled, listener)
-        judging = _Judging(settled, checkpoint, held, epochs.learner, epochs.assembly, listener)
         began = _from_adapter(job, epochs.learner.part) if further else ""
-        before = judging.quality("before")
+        table_VD = None
+        if len(held):
+            table_VD = judging_table(checkpoint, settled.decoder, settled.split, accelerator.device)
+        quality = {"before": _quality("before", epochs, held, table_VD, listener)}
         key = _key(settled.job, data, accelerator, began)
         if resumed := epochs.resume(progress, key):
             listener.tell(f"Going on after step {resumed:,}, where an earlier run of this training ended.")
         start = time.monotonic()
         epochs.run(progress, key, checkpoint_every_s, listener.step)
         train_s = time.monotonic() - start
-        outcome = _outcome(settled, epochs, before, judging.quality("after"), train_s)
+        quality["after"] = _quality("after", epochs, held, table_VD, listener)
+    outcome = outcome_of(
+        settled.job,
+        data.client_names,
+        epochs.assembly.candidates,
+        epochs.losses,
+        quality,
+        examples=len(data),
+        target_tokens=int(data.target_counts.sum()),
+        train_s=train_s,
+        contributions=[contribution_id(manifest) for manifest in data.contributions],
+    )
     if accelerator.is_main_process:
         with replace_directory(job.output, overwrite) as directory:
             write_result(directory, settled.job, epochs.learner.part.tensors(), outcome, epochs.losses)
@@ -116,16 +130,8 @@ def learner_of(
         device=device,
         checkpointing=job.checkpointing,
     )
-    rate = Rate(
-        steps=steps,
-        learning_rate=job.learning_rate,
-        schedule=job.schedule,
-        warmup=job.warmup,
-        weight_decay=job.weight_decay,
-        clip=job.clip,
-        seed=job.seed,
-    )
-    return Learner(part, None if assembly is None else assembly.head, rate, accelerator)
+    recipe = Recipe.of(job, steps)
+    return Learner(part, None if assembly is None else assembly.head, recipe, accelerator)
 
 
 def with_dtype(settled: Settled, before: str | None = None) -> Settled:
@@ -164,35 +170,24 @@ def _warn(epochs: Epochs, settled: Settled, listener: SplitListener) -> None:
         )
 
 
-@dataclass
-class _Judging:
-    settled: Settled
-    checkpoint: Checkpoint
-    held: Dataset
-    learner: Learner
-    assembly: Assembly
-    listener: SplitListener
+def _quality(
+    when: str, epochs: Epochs, held: Dataset, table_VD: Tensor | None, listener: SplitListener
+) -> dict[str, Quality]:
+    """By client and overall; empty where nobody held examples back, and so no table is here."""
+    if table_VD is None:
+        return {}
+    done = 0
 
-    def quality(self, when: str) -> dict[str, Quality]:
-        """By client and overall; empty where nobody held examples back."""
-        if len(self.held) == 0:
-            return {}
-        total, done = len(self.held), 0
+    def advance(examples: int) -> None:
+        nonlocal done
+        done += examples
+        listener.progress(f"Judging {when} training", done, len(held))
 
-        def advance(examples: int) -> None:
-            nonlocal done
-            done += examples
-            self.listener.progress(f"Judging {when} training", done, total)
-
-        head = self.assembly.head
-        table_VD = judging_table(self.checkpoint, self.settled.decoder, self.settled.split, self.learner.device)
-        judged = list(judge(self.learner, self.assembly.held(self.held, table_VD), table_VD, head.softcap, advance))
-        found = {OVERALL: summed_up(judged)}
-        for client, name in enumerate(self.held.client_names):
-            if theirs := [each for each in judged if each.client == client]:
-                found[name] = summed_up(theirs)
-        self.listener.judged(when, found)
-        return found
+    held_out = epochs.assembly.held(held, table_VD)
+    judged = judge(epochs.learner, held_out, table_VD, epochs.assembly.head.softcap, advance)
+    found = by_client(list(judged), held.client_names)
+    listener.judged(when, found)
+    return found
 
 
 def _from_adapter(job: Job, part: SplitPart) -> str:
@@ -226,25 +221,3 @@ def _key(job: Job, data: Dataset, accelerator: Accelerator, began: str) -> str:
     contributions = [contribution_id(manifest) for manifest in data.contributions]
     content = [settings, contributions, began, accelerator.num_processes, torch.__version__]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _outcome(
-    settled: Settled, epochs: Epochs, before: dict[str, Quality], after: dict[str, Quality], train_s: float
-) -> Outcome:
-    joined = epochs.assembly.candidates
-    return Outcome(
-        adapter=str(settled.job.output),
-        scheme=settled.split.scheme,
-        clients=tuple(epochs.data.client_names),
-        examples=len(epochs.data),
-        target_tokens=int(epochs.data.target_counts.sum()),
-        steps=len(epochs.losses),
-        loss_first=epochs.losses[0],
-        loss_last=epochs.losses[-1],
-        before=before,
-        after=after,
-        distinct_targets=0 if joined is None else joined.targets,
-        negatives=0 if joined is None else joined.negatives,
-        train_s=train_s,
-        contributions=tuple(contribution_id(manifest) for manifest in epochs.data.contributions),
-    )

@@ -37,7 +37,6 @@ class Uplink(Connection):
         name: str,
         key: str,
         *,
-        holdings: Mapping[str, Any] | None = None,
         patience_s: float = PATIENCE_S,
         traffic: Traffic | None = None,
     ) -> Self:
@@ -48,7 +47,6 @@ class Uplink(Connection):
             name: unique among the clients.
             key: proves from now on, after a restart of either side too, that it is this client
                 (:func:`potluck.split.keys.own_key`).
-            holdings: what the client brings, as the terms may ask for.
             patience_s: how long the server may be away.
             traffic: counts, and may slow, what passes.
 
@@ -61,7 +59,6 @@ class Uplink(Connection):
             "name": name,
             "key_digest": key_digest(key),
             "versions": versions(),
-            "holdings": None if holdings is None else dict(holdings),
         }
         try:
             # the key itself is shown in later requests only; this one shows that the client was invited

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, whenever the machine stops."""
 
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from pathlib import Path
 
 from potluck.errors import SaveFailed
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_DISK_FAULTS = {*_FULL, errno.EFBIG, errno.EIO, errno.EROFS}
+FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FAULTS = {*FULL, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 @contextmanager
@@ -23,9 +24,9 @@ def saving(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FAULTS:
+        if error.errno not in DISK_FAULTS:
             raise
-        reason = "the disk is full" if error.errno in _FULL else os.strerror(error.errno or 0)
+        reason = "the disk is full" if error.errno in FULL else os.strerror(error.errno or 0)
         raise SaveFailed(
             f"{directory} cannot take more: {reason}. What was there before is whole; make room and try again."
         ) from error
@@ -60,5 +61,16 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, mode: int = 0o600) -> Iterator[None]:
+    """Keep out other processes that lock the same file, which is made with ``mode`` if it is not there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
