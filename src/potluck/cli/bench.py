@@ -1,14 +1,14 @@
 """``potluck bench``: comparisons, each in one go."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from potluck.cli.output import Debug, Json, console, print_json
-from potluck.errors import SaveFailed
+from potluck.errors import BadInput, SaveFailed
 
 app = typer.Typer(help="Compare ways to train, on this machine, with real processes and sockets.", no_args_is_help=True)
 
@@ -68,6 +68,7 @@ def split(
     )
     if schemes is not None:
         comparison = replace(comparison, schemes=named)
+    draw = None if picture is None else _drawing()  # refused before it takes hours
     screen = console(as_json)
     rows: list[dict[str, Any]] = []
 
@@ -96,8 +97,14 @@ def split(
     screen.print(scheme_table(result))
     if as_json:
         print_json(result)
-    if picture is not None:
-        from potluck.bench.picture import draw
-
+    if picture is not None and draw is not None:
         draw(result, picture)
         screen.print(f"Drawn into {picture}", highlight=False)
+
+
+def _drawing() -> "Callable[[dict[str, Any], Path], None]":
+    try:
+        from potluck.bench.picture import draw
+    except ModuleNotFoundError as error:
+        raise BadInput(f"--picture needs the package {error.name}: pip install 'potluck[pictures]'") from None
+    return draw
