@@ -54,8 +54,8 @@ def bench(model: Path, output: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_every_side_of_it_has_its_row(model: Path, tmp_path: Path) -> None:
     names = ["central", "one-shot", "u-shaped"]
-    arguments = ["--examples", "24", "--schemes", ",".join(names), "--partition", "topic", "--clients", "2"]
-    result = bench(model, tmp_path / "result.json", *arguments)
+    drawn = ["--examples", "24", "--held-out", "12", "--partition", "topic", "--clients", "2"]
+    result = bench(model, tmp_path / "result.json", *drawn, "--schemes", ",".join(names))
     assert (result["task"], result["link_mbit"], result["partition"]) == ("text", None, "topic")
     rows = dict(zip(names, result["schemes"], strict=True))
     for name, row in rows.items():

@@ -179,7 +179,6 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
                 assert time.monotonic() < until
                 time.sleep(0.02)
         assert manifests(job) == bobs
-        assert list(incoming.iterdir())  # killed in the middle
     with killed_at_the_end(command) as server:
         assert invited(server) == invite
         thread.join(SOON_S)

@@ -5,17 +5,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from potluck.bench.partition import partition
 from potluck.bench.schemes import DEFAULT, SCHEMES, Common, run_scheme
-from potluck.bench.tasks import Task, load_task, write_clients
+from potluck.bench.tasks import drawn, load_task, write_clients
 from potluck.demo.run import model_file
 from potluck.errors import BadInput
 from potluck.models.source import resolve
 from potluck.pool.tune import tune
 from potluck.texts.batch import Example
+from potluck.texts.formats import Row
 from potluck.texts.tokenizer import load_tokenizer
 from potluck.use import encode_for, inference_dtype, score
 
@@ -33,6 +35,8 @@ class Comparison:
     epochs: int = 3
     examples: int | None = None
     """Of the task's, drawn at random; all if left out."""
+    held_out: int | None = None
+    """Of the task's held-out examples, drawn at random; all if left out."""
     partition: str = "iid"
     schemes: tuple[str, ...] = (CENTRAL, *DEFAULT)
     link_mbit: float | None = 20.0
@@ -91,7 +95,8 @@ def compare(
             threads=comparison.threads,
             format="prompt" if answered else "text",
         )
-        held_out = encode_for(model_dir, task.held_out_rows(), common.job(base, None).data)
+        judged_by = drawn(task.held_out_rows(), comparison.held_out, comparison.seed)
+        held_out = encode_for(model_dir, judged_by, common.job(base, None).data)
         tell(
             f"{len(task.train):,} examples on {comparison.clients} clients ({comparison.partition}), {len(held_out):,}"
             f" held out; {common.steps:,} steps of {batch_size} in every scheme."
@@ -101,7 +106,8 @@ def compare(
         for name in comparison.schemes:
             scratch = base / name
             scratch.mkdir()
-            row = _run(name, common, task, comparison, scratch, lambda step, steps: on_step(name, step, steps))  # noqa: B023
+            told = partial(on_step, name)
+            row = _run(name, common, judged_by, comparison, scratch, told)
             row |= _judged(model_dir, scratch / "out", held_out)
             rows.append(row)
             on_row(row)
@@ -121,12 +127,17 @@ def compare(
 
 
 def _run(
-    name: str, common: Common, task: Task, comparison: Comparison, scratch: Path, on_step: Callable[[int, int], None]
+    name: str,
+    common: Common,
+    judged_by: Sequence[Row],
+    comparison: Comparison,
+    scratch: Path,
+    on_step: Callable[[int, int], None],
 ) -> dict[str, Any]:
     if name == CENTRAL:
         return _central(common, scratch)
     if name == FEDAVG:
-        return _fedavg(common, task, comparison, scratch)
+        return _fedavg(common, judged_by, comparison, scratch)
     return run_scheme(SCHEMES[name], common, scratch, on_step)
 
 
@@ -151,14 +162,14 @@ def _central(common: Common, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _fedavg(common: Common, task: Task, comparison: Comparison, scratch: Path) -> dict[str, Any]:
+def _fedavg(common: Common, judged_by: Sequence[Row], comparison: Comparison, scratch: Path) -> dict[str, Any]:
     """The outside reference: adapters averaged by Flower, an epoch a round."""
     from potluck.bench.fedavg import run_fedavg
 
     found = run_fedavg(
         common.model_dir,
         common.client_files,
-        task.held_out_rows(),
+        judged_by,
         output=scratch / "out",
         epochs=comparison.epochs,
         batch_size=max(1, common.batch_size // comparison.clients),

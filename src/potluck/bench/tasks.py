@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
 from potluck.texts.codec import codec_of
 from potluck.texts.formats import Row, parse_record
+
+Item = TypeVar("Item")
 
 NAMES = ("intents", "text", "postgres")
 
@@ -151,12 +154,19 @@ def subset(task: Task, examples: int, seed: int) -> Task:
         raise BadInput(f"A task of {examples} examples cannot be trained on; ask for at least 1.")
     if examples >= len(task.train):
         return task
-    kept = sorted(random.Random(f"subset {seed}").sample(range(len(task.train)), examples))
+    kept = drawn(range(len(task.train)), examples, seed)
     return replace(
         task,
         train=tuple(task.train[index] for index in kept),
         labels=tuple(task.labels[index] for index in kept),
     )
+
+
+def drawn(some: Sequence[Item], count: int | None, seed: int) -> list[Item]:
+    """``count`` of them, at random and kept in order; all, if it is None or there are fewer."""
+    if count is None or count >= len(some):
+        return [*some]
+    return [some[i] for i in sorted(random.Random(f"subset {seed}").sample(range(len(some)), count))]
 
 
 def write_clients(task: Task, partition: Sequence[Sequence[int]], directory: Path) -> list[Path]:

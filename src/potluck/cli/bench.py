@@ -25,6 +25,9 @@ def split(
     examples: Annotated[
         int | None, typer.Option(min=3, help="Of the task's, drawn at random; all if left out.")
     ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(min=1, help="Examples to judge by, drawn at random; all of the task's if left out.")
+    ] = None,
     partition: Annotated[
         str, typer.Option(help="How examples lie on clients: iid, dirichlet:ALPHA by label, or topic (one a client).")
     ] = "iid",
@@ -58,6 +61,7 @@ def split(
         clients=clients,
         epochs=epochs,
         examples=examples,
+        held_out=held_out,
         partition=partition,
         link_mbit=link or None,
         batch_size=batch_size,
