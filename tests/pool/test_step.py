@@ -246,7 +246,7 @@ def test_a_loss_that_is_no_number_stops_every_device_before_the_update(
         part = part_of(checkpoint, comm.rank)
         stepper = Stepper(part, comm, Settings(steps=3, learning_rate=0.1))
         stepper.step([Turn(OWNER, steps[0] if comm.rank == OWNER else None)])
-        stepper.part = poison(part, value) if comm.rank == OWNER else part
+        stepper.strategy.part = poison(part, value) if comm.rank == OWNER else part
         before = [t.local.detach().clone() for t in part.chain.trained]
         with pytest.raises(PotluckError, match=r"of step 2 is not a finite number; the weights were left") as caught:
             stepper.step([Turn(OWNER, steps[1] if comm.rank == OWNER else None)])

@@ -69,7 +69,7 @@ def build_part(
     cutter = Cutter(checkpoint, rank, compute, lora, targets, seed)
     head_name = head_of(decoder)
     W_VD = checkpoint.read(head_name, dtype=compute, rows=shares[rank].vocab_rows)
-    chain = build_chain(decoder, shares, rank, compute, cutter, range(len(decoder.layers)))
+    chain = build_chain(decoder, shares, rank, compute, cutter, range(2 * len(decoder.layers)))
     return Part(
         chain=chain,
         head=Head(W_VD, decoder.logit_softcap),
@@ -82,14 +82,14 @@ def build_part(
 
 
 def build_chain(
-    decoder: Decoder, shares: Sequence[Share], rank: int, compute: torch.dtype, cutter: Cutter, blocks: range
+    decoder: Decoder, shares: Sequence[Share], rank: int, compute: torch.dtype, cutter: Cutter, links: range
 ) -> Chain:
-    """A row of blocks, all of them or a part of the model.
+    """A row of links, all of the model's or some: link ``2 i`` is attention of block ``i``, ``2 i + 1`` its MLP.
 
     A part that begins behind another one is given the residual stream; one that ends before another one gives it, and
     the last one gives the normed input of the head. The cut is between the residual add and the norm that follows.
     """
-    return _Builder(decoder, tuple(shares), rank, compute, cutter).chain(blocks)
+    return _Builder(decoder, tuple(shares), rank, compute, cutter).chain(links)
 
 
 def head_of(decoder: Decoder) -> str:
@@ -110,24 +110,24 @@ class _Builder:
     compute: torch.dtype
     cutter: Cutter
 
-    def chain(self, blocks: range) -> Chain:
+    def chain(self, numbers: range) -> Chain:
         links = []
         sum_of, norm_of_sum = None, None  # the linear whose partial sums reach the next replicated piece
-        for i in blocks:
+        for number in numbers:
+            i, is_mlp = divmod(number, 2)
             at = f"model.layers.{i}"
-            attention_norm, mlp_norm = f"{at}.input_layernorm", f"{at}.post_attention_layernorm"
-            attention_sum_norm = mlp_sum_norm = None
+            norms = [f"{at}.input_layernorm", f"{at}.post_attention_layernorm"]
+            norms_of_sums: list[str | None] = [None, None]
             if self.decoder.norms_of_sums:
-                attention_sum_norm, mlp_norm = f"{at}.post_attention_layernorm", f"{at}.pre_feedforward_layernorm"
-                mlp_sum_norm = f"{at}.post_feedforward_layernorm"
-            before = self._add_norm(attention_norm, sum_of, norm_of_sum)
-            links.append(self._link(before, partial(self._attention, i)))
-            before = self._add_norm(mlp_norm, f"{at}.self_attn.o_proj", attention_sum_norm)
-            links.append(self._link(before, partial(self._mlp, i)))
-            sum_of, norm_of_sum = f"{at}.mlp.down_proj", mlp_sum_norm
-        is_last = blocks.stop == len(self.decoder.layers)
+                norms_of_sums = [f"{at}.post_attention_layernorm", f"{at}.post_feedforward_layernorm"]
+                norms[1] = f"{at}.pre_feedforward_layernorm"
+            before = self._add_norm(norms[is_mlp], sum_of, norm_of_sum)
+            links.append(self._link(before, partial(self._mlp if is_mlp else self._attention, i)))
+            sum_of, norm_of_sum = f"{at}.mlp.down_proj" if is_mlp else f"{at}.self_attn.o_proj", norms_of_sums[is_mlp]
+        is_last = numbers.stop == 2 * len(self.decoder.layers)
         last = self._add_norm("model.norm" if is_last else None, sum_of, norm_of_sum)
-        return Chain(tuple(links), last, len(links) - 1, self.cutter.taken())
+        pointwise_from = len(links) - 1 if numbers and numbers[-1] % 2 else len(links)
+        return Chain(tuple(links), last, pointwise_from, self.cutter.taken())
 
     def _link(self, replicated: Replicated, sharded: Callable[[], Sharded]) -> Link:
         replicated_trained = self.cutter.taken()

@@ -24,6 +24,11 @@ class DeviceShare:
     heads: Ranges
     columns: Ranges
     vocab_rows: Ranges
+    links: Ranges | None = None
+    """A stage's part of the chain, attention and MLP of each block in turn: ``range(2 * layers)`` over all stages. None
+    where a device walks the whole chain."""
+    speed: float = 0.0
+    """``data``: how much of a step's rows it takes, in proportion; 0 where it takes the rows it owns."""
 
     @property
     def share(self) -> Share:
@@ -42,6 +47,8 @@ class Plan:
     predicted_idle_ratio: float | None = None
     why: str = ""
     """Why this plan, in a sentence or two; empty for shares by hand."""
+    micro_batch_size: int | None = None
+    """Rows walked at once; as the job says if None."""
 
     @property
     def shares(self) -> list[Share]:
@@ -53,12 +60,18 @@ class Plan:
         return {
             "strategy": self.strategy,
             "devices": [
-                {"name": d.name, **{unit: getattr(d, unit).spans for unit in ("heads", "columns", "vocab_rows")}}
+                {
+                    "name": d.name,
+                    **{unit: getattr(d, unit).spans for unit in ("heads", "columns", "vocab_rows")},
+                    **({} if d.links is None else {"links": d.links.spans}),
+                    **({"speed": d.speed} if d.speed else {}),
+                }
                 for d in self.devices
             ],
             "predicted_step_s": self.predicted_step_s,
             "predicted_idle_ratio": self.predicted_idle_ratio,
             "why": self.why,
+            "micro_batch_size": self.micro_batch_size,
         }
 
     @classmethod
@@ -67,15 +80,20 @@ class Plan:
         devices = [
             DeviceShare(
                 device["name"],
-                *(
-                    Ranges(tuple((start, stop) for start, stop in device[unit]))
-                    for unit in ("heads", "columns", "vocab_rows")
-                ),
+                heads=_ranges(device["heads"]),
+                columns=_ranges(device["columns"]),
+                vocab_rows=_ranges(device["vocab_rows"]),
+                links=_ranges(device["links"]) if "links" in device else None,
+                speed=device.get("speed", 0.0),
             )
             for device in content["devices"]
         ]
         predicted = (content.get("predicted_step_s"), content.get("predicted_idle_ratio"), content.get("why", ""))
-        return cls(content["strategy"], tuple(devices), *predicted)
+        return cls(content["strategy"], tuple(devices), *predicted, content.get("micro_batch_size"))
+
+
+def _ranges(spans: Sequence[Sequence[int]]) -> Ranges:
+    return Ranges(tuple((start, stop) for start, stop in spans))
 
 
 def make_plan(job: Job, config: PretrainedConfig, names: Sequence[str] | None = None) -> Plan:

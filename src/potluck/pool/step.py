@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from potluck.chain.comm import Comm
-from potluck.chain.embedding import share_embedding
-from potluck.chain.loss import Targets, cross_entropy
-from potluck.chain.piece import At
-from potluck.chain.walk import backward, forward
 from potluck.errors import PotluckError
 from potluck.models.build import Part
 from potluck.models.optimizer import adamw, scheduled
-from potluck.pool.gradients import Held, hold, spread_values, squared_norm, steps_here, sum_partial
-from potluck.pool.halves import deal, decode_layouts, encode_layouts
+from potluck.pool.gradients import spread_values, squared_norm, steps_here, sum_partial
+from potluck.pool.micro_batch import exchange
+from potluck.pool.strategies.strategy import Strategy
+from potluck.pool.strategies.tensor import TensorParallel
 from potluck.pool.turns import Turn
-from potluck.texts.batch import Batch, Layout
 
 OWNER = 0
 """The coordinator's rank, which always has data."""
@@ -78,25 +75,21 @@ class Gradients:
     owned_targets: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _MicroBatch:
-    """One micro-batch as this device sees it: contents only where they are owned."""
-
-    owner: int
-    layout: Layout
-    batch: Batch | None
-
-    @property
-    def targets(self) -> int:
-        return sum(len(positions) for positions in self.layout.positions)
-
-
 class Stepper:
     """Takes a device through its optimizer steps; all devices call :meth:`step` together."""
 
-    def __init__(self, part: Part, comm: Comm, settings: Settings) -> None:
-        self.part, self.comm, self.settings = part, comm, settings
-        self.held: list[Held] = hold(part.chain.trained, comm.rank, comm.world_size)
+    def __init__(self, part: Part, comm: Comm, settings: Settings, strategy: Strategy | None = None) -> None:
+        """Prepare the steps of one device.
+
+        Args:
+            part: what it holds.
+            comm: the messages.
+            settings: how steps are taken.
+            strategy: its way through a step; ``tensor`` if left out.
+        """
+        self.comm, self.settings = comm, settings
+        self.strategy = strategy or tensor_parallel(part, comm, settings)
+        self.held = self.strategy.held
         mine = steps_here(self.held, comm.rank)
         self.optimizer = adamw(mine, settings.learning_rate, settings.weight_decay)
         self.done = 0
@@ -129,9 +122,9 @@ class Stepper:
 
     def accumulate(self, turns: Sequence[Turn]) -> Gradients:
         """Leave the whole step's gradient, as far as this device holds it, in ``.grad`` of its trained tensors."""
-        micro_batches = [each for turn in turns for each in self._exchanged(turn)]
+        micro_batches = exchange(turns, self.comm)
         target_tokens = sum(each.targets for each in micro_batches)
-        part_of_loss = self._walk(micro_batches, target_tokens)
+        part_of_loss = self.strategy.walk(micro_batches, self.done, target_tokens)
         sum_partial(self.held, self.comm)
         norm, loss = self._agree(part_of_loss)
         owned_targets = [0] * self.comm.world_size
@@ -154,41 +147,6 @@ class Stepper:
         spread_values(self.held, self.comm)
         self.done += 1
 
-    def _exchanged(self, turn: Turn) -> list[_MicroBatch]:
-        """A turn's micro-batches, whose layouts their owner tells everyone."""
-        batches, owner = turn.batches, turn.owner
-        if self.comm.group is None:
-            assert batches is not None
-            return [_MicroBatch(owner, batch.layout, batch) for batch in batches]
-        encoded = torch.empty(0) if batches is None else encode_layouts([batch.layout for batch in batches])
-        size = self.comm.broadcast(torch.tensor([encoded.numel()]), owner).wait()
-        content = torch.empty(int(size), dtype=torch.long) if batches is None else encoded
-        layouts = decode_layouts(self.comm.broadcast(content, owner).wait())
-        return [_MicroBatch(owner, layout, None if batches is None else batches[m]) for m, layout in enumerate(layouts)]
-
-    def _walk(self, micro_batches: Sequence[_MicroBatch], step_targets: int) -> Tensor:
-        """Add the step's gradients; returns this device's part of the loss."""
-        part, comm = self.part, self.comm
-        total = torch.zeros((), dtype=torch.float64)
-        for m, each in enumerate(micro_batches):
-            halves = deal(each.layout, each.batch, self.settings.half_batches)
-            ats = [At(self.settings.seed, self.done, m, j) for j in range(len(halves))]
-            D = part.hidden_size
-            embedding = None if each.batch is None else part.embedding
-            streams = [
-                share_embedding(embedding, half.ids_BS, (*half.shape_BS, D), part.stream, comm, each.owner)
-                for half in halves
-            ]
-            supervised = [half.positions_N for half in halves]
-            checkpointing = self.settings.checkpointing
-            hidden, tapes = forward(part.chain, streams, supervised, ats, comm, checkpointing=checkpointing)
-            labels = [half.targets_N for half in halves if half.targets_N is not None]
-            targets = None if each.batch is None else Targets(labels, part.target_rows)
-            loss, gradients = cross_entropy(part.head, hidden, targets, step_targets, comm)
-            backward(part.chain, tapes, gradients, comm)
-            total += loss.double()
-        return total
-
     def _agree(self, loss: Tensor) -> tuple[float, float]:
         """The gradient norm and the loss of the whole step, in one message; all devices stop together."""
         numbers = torch.stack((squared_norm(self.held, self.comm.rank), loss))
@@ -207,6 +165,17 @@ class Stepper:
         own = torch.tensor([time.perf_counter() - start, *clocks.blocked_s], dtype=torch.float64)
         everyone_WN = self.comm.all_gather(own).wait()
         return float(everyone_WN[:, 0].max()), split_times(everyone_WN)
+
+
+def tensor_parallel(part: Part, comm: Comm, settings: Settings) -> TensorParallel:
+    """The walk of ``tensor`` with these settings."""
+    return TensorParallel(
+        part,
+        comm,
+        half_batches=settings.half_batches,
+        checkpointing=settings.checkpointing,
+        seed=settings.seed,
+    )
 
 
 def split_times(everyone_WN: Tensor) -> tuple[DeviceTime, ...]:

@@ -133,7 +133,7 @@ def _part(
     targets = frozenset() if lora is None else match_targets(lora.targets, decoder.linears)
     placed = weights if device.type == "cpu" else _Placed(weights, device)
     cutter = Cutter(placed, 0, compute, lora or Lora(), targets, seed, device)
-    chain = build_chain(decoder, [whole], 0, compute, cutter, blocks)
+    chain = build_chain(decoder, [whole], 0, compute, cutter, range(2 * blocks.start, 2 * blocks.stop))
     return SplitPart(
         Whole(chain, checkpointing=checkpointing),
         tuple(chain.trained),
