@@ -52,6 +52,7 @@ SCHEMES: dict[str, Scheme] = {
     "l-shaped": Scheme("l-shaped", encoding="bf16"),
     "l-shaped-trainable": Scheme("l-shaped", "trainable", encoding="bf16"),
     "u-shaped": Scheme("u-shaped", "trainable", encoding="bf16"),
+    "u-shaped-frozen": Scheme("u-shaped", encoding="bf16"),
     "one-shot-half": Scheme("one-shot", lose_half=True),
     "u-shaped-half": Scheme("u-shaped", "trainable", encoding="bf16", lose_half=True),
 }
