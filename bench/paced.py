@@ -14,22 +14,18 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.jobs import LORA, median, smollm2, text_batches
 from bench.paced_device import config_of
 from potluck import testbed
-from potluck.chain.ranges import split_by
+from potluck.bench.pool_plans import TENSOR, Entry, tensor_of_all
 from potluck.job import Data, Job
 from potluck.models.families import decoder_of
-from potluck.models.families.decoder import Decoder
 from potluck.pool.candidates import Candidate, best, plans
-from potluck.pool.cost import predict
-from potluck.pool.plan import DeviceShare, Plan
 from potluck.pool.profile import Profile, Work, parse_profile
-from potluck.pool.search import search
-from potluck.pool.task import task_of
 from potluck.testbed.options import parse_rate, parse_speeds
 
 PREFIX = "bench"
@@ -91,21 +87,12 @@ def run(bed: testbed.Testbed, args: argparse.Namespace, scratch: Path) -> None:
     seconds = [round(each[2], 1) for each in measured]
     decoder = decoder_of(config)
     even = best(plans(job, decoder, work, first), "tensor-uniform")
-    planned, optimum = (of_all(job, decoder, work, profiles) for profiles in (first, second))
+    planned, optimum = (tensor_of_all(job, decoder, work, profiles, TENSOR) for profiles in (first, second))
     print(f"auto would choose: {best(plans(job, decoder, work, first)).reason}", flush=True)
-    chosen = {"even": even, "planned": planned, "optimum": optimum}
+    chosen: dict[str, Candidate | Entry] = {"even": even, "planned": planned, "optimum": optimum}
     contents = {name: each.plan.to_json() for name, each in chosen.items() if each.plan is not None}
     trained = on_all(bed, scratch, "train", {**common, "plans": contents})[0]
     report(args, chosen, trained, seconds, first)
-
-
-def of_all(job: Job, decoder: Decoder, work: Work, profiles: list[Profile]) -> Candidate:
-    """The best shares of all devices together, also where fewer would be faster."""
-    task = task_of(job, decoder, work)
-    found = search(task, profiles, [profile.device for profile in profiles])
-    cuts = (split_by(getattr(units, kind) for units in found.units) for kind in ("heads", "columns", "vocab_rows"))
-    devices = tuple(DeviceShare(p.device, *cut) for p, cut in zip(profiles, zip(*cuts, strict=True), strict=True))
-    return Candidate("tensor", True, "", Plan("tensor", devices), predict(task, profiles, found.units))
 
 
 def on_all(bed: testbed.Testbed, scratch: Path, task: str, fields: dict[str, Any]) -> list[Any]:
@@ -138,7 +125,11 @@ def on_all(bed: testbed.Testbed, scratch: Path, task: str, fields: dict[str, Any
 
 
 def report(
-    args: argparse.Namespace, chosen: dict[str, Candidate], trained: Any, seconds: list[float], profiles: list[Profile]
+    args: argparse.Namespace,
+    chosen: Mapping[str, Candidate | Entry],
+    trained: Any,
+    seconds: list[float],
+    profiles: list[Profile],
 ) -> None:
     """Print what was predicted and what was measured."""
     steps = {name: trained[name][WARM_UP:] for name in chosen}

@@ -130,15 +130,18 @@ class Job(_Strict):
     split: Split | None = None
     """Clients and a server (``potluck serve``); left out, devices train together (``potluck tune``)."""
 
-    strategy: Literal["auto", "single", "tensor", "tensor-uniform"] = "auto"
-    """``tensor``: shares as ``devices`` or ``shares`` say; ``tensor-uniform``: even shares; ``single``: one device,
-    no messages; ``auto``: ``single`` for one device, ``tensor`` for more."""
+    strategy: Literal["auto", "single", "tensor", "tensor-uniform", "pipeline", "pipeline-uniform", "data"] = "auto"
+    """``auto``: the fastest that fits and is allowed, where devices are measured; else ``single`` for one device and
+    ``tensor`` for more. ``single``: one device, no messages. ``tensor``: each device has a share of every layer, as
+    ``devices`` or ``shares`` say, or as measured; ``tensor-uniform``: even shares. ``pipeline``: each has some of the
+    layers; ``pipeline-uniform``: as many as the others. ``data``: each has the whole model, and some of the rows."""
     devices: Annotated[str, BeforeValidator(_spelt)] = "1"
     """How many local devices (``3``), or their shares (``3:2:1``)."""
     shares: Shares | None = None
     data_stays: bool = True
-    """Token ids and labels never leave the device that has them. ``false`` allows strategies that move them; those of
-    this version never do."""
+    """Token ids and labels never leave the device that has them. ``false`` allows strategies that move them:
+    ``pipeline`` sends ids to the first device of the chain and labels to the last one, ``data`` sends rows to who walks
+    them (with ``true`` each owner walks its own)."""
     half_batches: Literal[1, 2] = 2
     """How many parts of a micro-batch are in flight, so that one computes while the other's message travels."""
     wire: Literal["fp32", "bf16"] = "fp32"

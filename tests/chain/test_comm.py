@@ -104,6 +104,92 @@ def test_send_and_receive() -> None:
     run_world(3, body)
 
 
+def test_a_message_between_two_leaves_before_anybody_asks_for_it() -> None:
+    def body(comm: Comm) -> None:
+        if comm.rank == 0:
+            messages = [comm.start_send(torch.full((1 << 18,), float(i)), 1, 3) for i in range(3)]
+            comm.all_reduce(torch.ones(1)).wait()  # would never come if sending waited for the receiver
+            for message in messages:
+                message.wait()
+        else:
+            comm.all_reduce(torch.ones(1)).wait()
+            asked = [comm.start_receive(torch.empty(1 << 18), 0, 3) for _ in range(3)]
+            for i, message in reversed([*enumerate(asked)]):
+                assert torch.equal(message.wait(), torch.full((1 << 18,), float(i)))
+
+    run_world(2, body)
+
+
+def test_messages_of_different_tags_do_not_mix() -> None:
+    def body(comm: Comm) -> None:
+        other = 1 - comm.rank
+        sent = [comm.start_send(torch.full((4,), 10.0 * tag + i), other, tag) for tag in (1, 2) for i in range(2)]
+        for tag in (2, 1):
+            for i in range(2):
+                x = comm.start_receive(torch.empty(4), other, tag).wait()
+                assert torch.equal(x, torch.full((4,), 10.0 * tag + i))
+        for message in sent:
+            message.wait()
+
+    run_world(2, body)
+
+
+def test_between_two_activations_travel_in_the_wires_dtype_and_whole_numbers_as_they_are() -> None:
+    def body(comm: Comm) -> int:
+        x, ids = torch.tensor([1.0 + 2**-12, 3.0]), torch.tensor([2**40 + 1, 7])
+        assert (comm.travels(x.dtype), comm.travels(ids.dtype)) == (torch.bfloat16, torch.int64)
+        if comm.rank == 0:
+            for message in [
+                comm.start_send(x, 1, 1),
+                comm.start_send(ids, 1, 2),
+                comm.start_send(x, 1, 3, exact=True),
+                comm.start_send(x[:0], 1, 4),
+            ]:
+                message.wait()
+            return comm.clocks.bytes_sent
+        rounded = comm.start_receive(torch.empty(2, dtype=torch.bfloat16), 0, 1).wait()
+        assert torch.equal(rounded, torch.tensor([1.0, 3.0], dtype=torch.bfloat16))
+        assert torch.equal(comm.start_receive(torch.empty_like(ids), 0, 2).wait(), ids)
+        assert torch.equal(comm.start_receive(torch.empty_like(x), 0, 3).wait(), x)
+        assert comm.start_receive(torch.empty(0), 0, 4).wait().numel() == 0
+        return comm.clocks.bytes_sent
+
+    assert run_world(2, body, wire=torch.bfloat16) == [4 + 16 + 8, 0]
+
+
+def test_waits_between_two_are_counted_apart() -> None:
+    def body(comm: Comm) -> tuple[list[float], float]:
+        if comm.rank == 0:
+            time.sleep(0.2)
+            comm.start_send(torch.ones(3), 1, 1).wait()
+        else:
+            comm.start_receive(torch.empty(3), 0, 1).wait()
+        waited = [*comm.clocks.blocked_s], comm.clocks.awaited_s
+        comm.clocks.restart()
+        assert comm.clocks.awaited_s == 0
+        return waited
+
+    (of_first, first_s), (of_second, second_s) = run_world(2, body)
+    assert of_first == of_second == []
+    assert second_s > 0.15
+    assert first_s < second_s
+
+
+def test_whose_content_needs_no_other_dtype_or_strides_is_not_copied() -> None:
+    heard: list[int] = []
+
+    def body(comm: Comm) -> int:
+        x = torch.randn(4, 3).requires_grad_()
+        if comm.rank == 0:
+            comm.start_send(x, 1, 1).wait()
+        else:
+            comm.start_receive(torch.empty(4, 3), 0, 1).wait()
+        return x.data_ptr()
+
+    pointers = run_world(2, body, listener=lambda rank: lambda kind, content: heard.append(content.data_ptr()))
+    assert heard == pointers[:1]
+
+
 def test_alone_every_message_is_its_own_answer() -> None:
     comm, x = Comm(), torch.randn(3)
     assert comm.all_reduce(x).wait() is x
@@ -159,13 +245,18 @@ def test_the_listener_hears_each_message_once_and_before_it_changes() -> None:
         assert torch.equal(heard[rank][0][1], sent)
 
 
-@pytest.mark.parametrize("send", ["all_reduce", "broadcast", "all_gather"])
+@pytest.mark.parametrize("send", ["all_reduce", "broadcast", "all_gather", "between two"])
 def test_a_peer_that_ends_is_noticed_by_all_others(send: str) -> None:
     def exchange(comm: Comm) -> None:
         if send == "all_reduce":
             comm.all_reduce(torch.ones(4)).wait()
         elif send == "all_gather":
             comm.all_gather(torch.ones(4)).wait()
+        elif send == "between two":
+            sent = [comm.start_send(torch.ones(4), other, 1) for other in range(3) if other != comm.rank]
+            asked = [comm.start_receive(torch.empty(4), other, 1) for other in range(3) if other != comm.rank]
+            for message in [*sent, *asked]:
+                message.wait()
         else:
             comm.broadcast(torch.ones(4), 2).wait()
 

@@ -44,7 +44,13 @@ def answer(*arguments: str) -> dict[str, Any]:
 def test_json_has_every_strategy_with_its_devices(files: Path) -> None:
     said = answer("job.yaml", "--profiles", "hub.json", "cam.json")
     assert said["best"] == "tensor"
-    assert [p["strategy"] for p in said["plans"]] == ["single", "tensor", "tensor-uniform"]
+    strategies = ["single", "tensor", "tensor-uniform", "pipeline", "pipeline-uniform", "data"]
+    assert [p["strategy"] for p in said["plans"]] == strategies
+    assert [p["moves_data"] for p in said["plans"]] == [False, False, False, True, True, True]
+    assert all(device["bytes_sent"] > 0 for p in said["plans"][1:] for device in p["devices"])
+    assert [d["links"] for d in said["plans"][4]["devices"]] == [[0, 30], [30, 60]]
+    assert not any(p["feasible"] for p in said["plans"][3:]), "data stay"
+    said["plans"] = said["plans"][:3]
     for each in said["plans"]:
         assert {"strategy", "feasible", "reason", "step_s", "idle_ratio", "devices"} <= set(each)
         assert sum(device["heads"] for device in each["devices"]) == 9

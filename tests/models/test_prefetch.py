@@ -10,7 +10,7 @@ import torch
 
 from pool.tiny import VOCAB, config, save_tiny, shares
 from potluck.job import Lora
-from potluck.models.build import EMBEDDING, HEAD, build_part
+from potluck.models.build import EMBEDDING, HEAD, build_part, tables
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.models.fetched import Fetched
@@ -44,7 +44,12 @@ def test_after_it_a_device_asks_for_nothing(tmp_path: Path, family: str, targets
     told: list[tuple[int, int]] = []
     with Checkpoint.open(fetched.directory, fetched.need) as checkpoint:
         headers, requests = fetched.bytes_fetched, len(asked)
-        prefetch(checkpoint, decoder, plan, 1, lora, owns=owns, progress=lambda done, total: told.append((done, total)))
+        prefetch(
+            checkpoint,
+            lambda weights: build_part(weights, decoder, plan, 1, compute=torch.float32, lora=lora, seed=0),
+            tables(decoder) if owns else (),
+            lambda done, total: told.append((done, total)),
+        )
         assert len(asked) == requests + 1
         assert told[-1][0] == told[-1][1] > 0
         there = fetched.bytes_fetched
@@ -53,8 +58,8 @@ def test_after_it_a_device_asks_for_nothing(tmp_path: Path, family: str, targets
             part.embedding(torch.arange(VOCAB)[None], torch.float64)
             part.target_rows([*range(VOCAB)])
         assert fetched.bytes_fetched == there
-        tables = sum(checkpoint.shape(name)[0] * checkpoint.shape(name)[1] * 8 for name in (EMBEDDING, HEAD))
+        table_bytes = sum(checkpoint.shape(name)[0] * checkpoint.shape(name)[1] * 8 for name in (EMBEDDING, HEAD))
         own_rows = checkpoint.shape(HEAD)[1] * 21 * 8
         adapters = sum(t.local.nbytes for t in part.chain.trained) if lora else 0
-        wanted = part.weight_bytes - adapters + (tables - own_rows if owns else 0)
+        wanted = part.weight_bytes - adapters + (table_bytes - own_rows if owns else 0)
         assert there - headers == wanted

@@ -32,7 +32,7 @@ class RecordedStepper(Stepper):
     def accumulate(self, turns: Sequence[Turn]) -> Gradients:
         found = super().accumulate(turns)
         if self.done == 0:
-            held = self.part.chain.trained
+            held = self.strategy.part.chain.trained
             gradients = {t.name: torch.zeros_like(t.local) if t.local.grad is None else t.local.grad for t in held}
             save_file({name: each.clone().contiguous() for name, each in gradients.items()}, DIRECTORY / "gradients")
             places = {t.name: None if t.dim is None else [t.dim, list(t.held[self.comm.rank])] for t in held}

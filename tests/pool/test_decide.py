@@ -104,7 +104,8 @@ def test_even_shares_give_the_remainder_to_the_fastest() -> None:
     assert decision.plan.strategy == "tensor-uniform"
     assert [heads for heads, _, _ in held.values()] == [3, 3, 3]
     assert [rows for _, _, rows in held.values()] == [20, 21, 20]
-    assert {candidate.strategy for candidate in heard.candidates} == {"single", "tensor", "tensor-uniform"}
+    strategies = {"single", "tensor", "tensor-uniform", "pipeline", "pipeline-uniform", "data"}
+    assert {candidate.strategy for candidate in heard.candidates} == strategies
     assert crew.kept is None
 
 
@@ -169,3 +170,33 @@ def test_local_devices_are_not_measured() -> None:
     assert held == {"device-0": [6, 17, 41], "device-1": [3, 9, 20]}
     assert decision.prediction is None
     assert crew.told == []
+
+
+def test_a_pipeline_of_measured_devices_leaves_out_who_is_not_needed() -> None:
+    crew = Measured([0.01, 0.01, 0.00001])
+    _, decision, _ = decided(crew, strategy="pipeline", data_stays=False)
+    assert [device.name for device in decision.plan.devices] == ["hub", "cam-1"]
+    links = [device.links.spans[0] for device in decision.plan.devices]
+    assert sorted(links)[0][1] == sorted(links)[1][0]
+    assert decision.plan.micro_batch_size in (1, 2)
+    assert decision.prediction.step_s == decision.plan.predicted_step_s
+    assert crew.kept == ([0, 1], "hub trains faster without this device: this device is not needed.")
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "data"])
+def test_a_ratio_of_stages_or_rows_is_predicted_too(strategy: str) -> None:
+    crew = Measured([1, 1, 1])
+    _, decision, heard = decided(crew, strategy=strategy, devices="2:1:1", data_stays=False)
+    (candidate,) = heard.candidates
+    assert (candidate.strategy, candidate.moves_data) == (strategy, True)
+    assert decision.prediction.step_s > 0
+    assert [device.name for device in decision.prediction.devices] == ["hub", "cam-1", "cam-2"]
+    busy = [device.compute_s for device in decision.prediction.devices]
+    assert busy[0] > 1.2 * max(busy[1:]) if strategy == "data" else min(busy) > 0
+
+
+def test_a_ratio_that_moves_data_that_stay_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'pipeline' is not possible: the labels of hub's texts would go to cam-2, the"):
+        decided(Measured([1, 1, 1], owners=[0, 1]), strategy="pipeline", devices="2:1:1")
+    with pytest.raises(BadInput, match="strategy: 'pipeline' cannot be carried out: the labels of hub's"):
+        decided(Measured([1, 1]), strategy="pipeline-uniform".removesuffix("-uniform"))

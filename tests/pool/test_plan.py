@@ -133,3 +133,74 @@ def test_shares_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], sen
 def test_more_devices_than_heads_leave_some_without() -> None:
     plan = make_plan(job(devices="12", strategy="tensor-uniform"), config("llama"))
     assert counts(plan)["heads"] == [1] * 9 + [0] * 3
+
+
+def test_a_pipeline_by_ratio_cuts_the_chain_of_links() -> None:
+    chosen = make_plan(job(devices="3:1", strategy="pipeline", data_stays=False), config("llama"))
+    assert [device.links for device in chosen.devices] == [Ranges.of(0, 3), Ranges.of(3, 4)]
+    assert counts(chosen) == {"heads": [9, 9], "columns": [26, 26], "vocab_rows": [0, 61]}
+    assert chosen.micro_batch_size == 4  # of a batch of 16: two micro-batches a stage
+    assert Plan.from_json(chosen.to_json()) == chosen
+    even = make_plan(job(devices="4", strategy="pipeline-uniform", data_stays=False), config("llama"))
+    assert [len(device.links or ()) for device in even.devices] == [1, 1, 1, 1]
+    assert [device.links is not None and len(device.vocab_rows) for device in even.devices] == [0, 0, 0, 61]
+
+
+def test_data_by_ratio_deals_rows_by_it() -> None:
+    chosen = make_plan(job(devices="3:1", strategy="data", data_stays=False, micro_batch_size=2), config("llama"))
+    assert [device.speed for device in chosen.devices] == [3.0, 1.0]
+    assert counts(chosen) == {"heads": [9, 9], "columns": [26, 26], "vocab_rows": [61, 61]}
+    assert chosen.micro_batch_size == 2
+    assert Plan.from_json(chosen.to_json()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"devices": "1", "strategy": "pipeline"}, "'pipeline' is for several devices, but devices is '1'"),
+        ({"devices": "1", "strategy": "data"}, "'data' is for several devices, but devices is '1'"),
+        ({"devices": "5", "strategy": "pipeline"}, "5 stages need a link each, and the model has 4"),
+        ({"devices": "30:1:1", "strategy": "pipeline"}, "'30:1:1' gives device-1, device-2 none of the model's 4 links"),
+        ({"devices": "2:1", "strategy": "pipeline-uniform"}, "'pipeline-uniform' gives even stages"),
+        ({"devices": "1:0:1", "strategy": "data"}, "'1:0:1' gives device-1 no rows"),
+        ({"devices": "2", "strategy": "pipeline", "shares": {}}, "are not cut with strategy 'pipeline'"),
+        ({"devices": "2", "strategy": "data", "shares": {"heads": [9, 0]}}, "are not cut with strategy 'data'"),
+        (
+            {"devices": "3", "strategy": "pipeline", "batch_size": 2},
+            "3 stages of a pipeline need at least 3 micro-batches a step, and a step has 2 micro-batches of 1 row:",
+        ),
+        (
+            {"devices": "2", "strategy": "pipeline-uniform", "micro_batch_size": 16},
+            "2 stages of a pipeline need at least 2 micro-batches a step, and a step has 1 micro-batch of 16 rows:",
+        ),
+    ],
+    ids=str,
+)
+def test_pipelines_and_rows_that_cannot_be_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        make_plan(job(**fields, data_stays=False), config("llama"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "owners", "sentence"),
+    [
+        ({"strategy": "pipeline"}, None, "the labels of device-0's texts would go to device-1"),
+        ({"strategy": "pipeline"}, ["device-1"], "the ids of device-1's texts would go to device-0"),
+        (
+            {"strategy": "pipeline-uniform", "devices": "3"},
+            ["device-1"],
+            "the ids of device-1's texts would go to device-0 and its labels to device-2",
+        ),
+        ({"strategy": "data"}, None, "rows of device-0 would go to device-1"),
+        (
+            {"strategy": "data", "devices": "3"},
+            ["device-0", "device-2"],
+            "rows of device-0 and device-2 would go to device-0, device-1 and device-2",
+        ),
+    ],
+    ids=str,
+)
+def test_what_would_leave_is_said(fields: dict[str, Any], owners: list[str] | None, sentence: str) -> None:
+    told = rf"strategy: '.*' is not possible: {sentence} \(data_stays: true forbids it; set data_stays: false\)"
+    with pytest.raises(BadInput, match=told):
+        make_plan(job(**{"devices": "2", **fields}), config("llama"), owners=owners)

@@ -82,10 +82,16 @@ def test_a_rate_rises_then_never_rises_again_and_no_step_is_lost(steps: int, war
 
 def test_times_of_the_late_and_of_those_who_wait() -> None:
     # Device 1 comes 3 s late to the first message and device 0 1 s late to the second; messages take 0.5 s and 0.25 s.
-    everyone_WN = torch.tensor([[10.0, 3.5, 0.25], [10.0, 0.5, 1.25]], dtype=torch.float64)
-    first, second = split_times(everyone_WN)
+    step_W, blocked_WN = torch.tensor([10.0, 10.0]), torch.tensor([[3.5, 0.25], [0.5, 1.25]])
+    first, second = split_times(step_W, torch.zeros(2), blocked_WN)
     assert (first.compute_s, first.wait_s, first.transfer_s) == pytest.approx((6.25, 3.0, 0.75))
     assert (second.compute_s, second.wait_s, second.transfer_s) == pytest.approx((8.25, 1.0, 0.75))
+
+
+def test_who_is_blocked_by_another_device_alone_waits_for_it() -> None:
+    first, second = split_times(torch.tensor([10.0, 10.0]), torch.tensor([2.0, 0.0]), torch.tensor([[0.5], [3.5]]))
+    assert (first.compute_s, first.wait_s, first.transfer_s) == pytest.approx((7.5, 2.0, 0.5))
+    assert (second.compute_s, second.wait_s, second.transfer_s) == pytest.approx((6.5, 3.0, 0.5))
 
 
 @given(
@@ -96,8 +102,9 @@ def test_times_of_the_late_and_of_those_who_wait() -> None:
     )
 )
 def test_times_add_up_and_none_is_negative(blocked: list[list[float]]) -> None:
-    everyone_WN = torch.tensor([[10.0, *waits] for waits in blocked], dtype=torch.float64)
-    times = split_times(everyone_WN)
+    W = len(blocked)
+    awaited_W = torch.arange(W, dtype=torch.float64)
+    times = split_times(torch.full((W,), 10.0), awaited_W, torch.tensor(blocked, dtype=torch.float64))
     for device in times:
         assert device.compute_s + device.wait_s + device.transfer_s == pytest.approx(10.0)
         assert device.wait_s > -1e-9

@@ -26,7 +26,7 @@ _OF_KIND = (
 _TOO_LITTLE = ("control", "manifest", "other")
 _OF_LINK = ("#4D4D4D", "#ABABAB")
 _MARKERS = ("o", "s", "D", "^", "v", "P")
-_INK, _FAINT = "#222222", "#DDDDDD"
+INK, _FAINT = "#222222", "#DDDDDD"
 _DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
 _DISTANCES = (19, 26, 34, 44, 56)  # pixels
 _MANY_TICKS = 30.0  # the range of values from which the narrow panel has room for powers of ten only
@@ -54,8 +54,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         BadInput: another suffix, or there is no scheme.
         SaveFailed: the file cannot be written.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise BadInput(f"{path} must end in {' or '.join(SUFFIXES)}.")
+    check_suffix(path)
     rows: Sequence[Scheme] = result["schemes"]
     if not rows:
         raise BadInput("There is nothing to draw: the result has no scheme.")
@@ -67,18 +66,44 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     upper, lower = figure.add_subfigure(halves[0]), figure.add_subfigure(halves[1])  # axes of each aligned by itself
     quality = upper.subplots()
     kinds, seconds = lower.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    figure.suptitle(_title(result), fontsize=13, color=_INK)
+    figure.suptitle(_title(result), fontsize=13, color=INK)
     numbers = _draw_quality(quality, rows)
     _draw_kinds(kinds, rows)
     _draw_seconds(seconds, rows)
     figure.draw_without_rendering()  # only now is it known where anything lies
     figure.set_layout_engine("none")
     _write_numbers(quality, numbers, figure.dpi / 72)
+    save(figure, path)
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a picture that is of no known kind.
+
+    Raises:
+        BadInput: so it is.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise BadInput(f"{path} must end in {' or '.join(SUFFIXES)}.")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; its directory is made.
+
+    Raises:
+        SaveFailed: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else {})
     except OSError as error:
         raise SaveFailed(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def plain(axes: Axes) -> None:
+    """Without the frame's upper and right side, and with its ticks in the colour of text."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.set_axisbelow(True)
 
 
 def _title(result: Mapping[str, Any]) -> str:
@@ -93,9 +118,9 @@ def _draw_quality(axes: Axes, rows: Sequence[Scheme]) -> list[_Number]:
     accuracy = any(row.get("eval_accuracy") is not None for row in rows)
     key = "eval_accuracy" if accuracy else "eval_loss"
     schemes = list(dict.fromkeys(row["scheme"] for row in rows if _total_bytes(row) > 0))
-    _plain(axes)
+    plain(axes)
     _logarithmic(axes)
-    axes.set_xlabel("bytes sent and received, all clients together (MB)", color=_INK)
+    axes.set_xlabel("bytes sent and received, all clients together (MB)", color=INK)
     axes.set_ylabel("held-out accuracy\n(higher is better)" if accuracy else "held-out loss\n(lower is better)")
     axes.grid(color=_FAINT, linewidth=0.8)
     numbers = []
@@ -105,7 +130,7 @@ def _draw_quality(axes: Axes, rows: Sequence[Scheme]) -> list[_Number]:
         if value is None:
             continue
         if total == 0:
-            axes.axhline(value, linestyle="--", linewidth=1.2, color=_INK, zorder=2, label=f"{number}  {name_of(row)}")
+            axes.axhline(value, linestyle="--", linewidth=1.2, color=INK, zorder=2, label=f"{number}  {name_of(row)}")
             continue
         index = schemes.index(scheme)
         axes.plot(
@@ -134,7 +159,7 @@ def _joined(by_kind: Mapping[str, float]) -> dict[str, float]:
 def _draw_kinds(axes: Axes, rows: Sequence[Scheme]) -> None:
     of_rows = [_joined(row.get("bytes_by_kind") or {}) for row in rows]
     kinds = sorted({kind for of_row in of_rows for kind in of_row})
-    _plain(axes)
+    plain(axes)
     axes.set_xlabel("bytes by kind of message (MB)")
     axes.set_yticks(range(len(rows)), [f"{number}  {name_of(row)}" for number, row in enumerate(rows, 1)], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -154,7 +179,7 @@ def _draw_kinds(axes: Axes, rows: Sequence[Scheme]) -> None:
             )
             left += width
         said = f" {_short(left)}" if left or not _total_bytes(row) else ""
-        axes.text(left + 0.005 * longest, place, said, va="center", fontsize=8.5, color=_INK)
+        axes.text(left + 0.005 * longest, place, said, va="center", fontsize=8.5, color=INK)
     axes.set_xlim(0, (longest or 1.0) * 1.14)
     handles = [axes.barh(0, 0, color=_OF_KIND[index % len(_OF_KIND)], label=kind) for index, kind in enumerate(kinds)]
     if handles:
@@ -166,7 +191,7 @@ def _draw_kinds(axes: Axes, rows: Sequence[Scheme]) -> None:
 
 def _draw_seconds(axes: Axes, rows: Sequence[Scheme]) -> None:
     """One bar a scheme, or one a link where the result tells them apart."""
-    _plain(axes)
+    plain(axes)
     axes.set_xlabel("active time of the slowest client (s)")
     axes.tick_params(axis="y", labelleft=False)
     bars: list[tuple[float, float, float, int]] = []
@@ -186,7 +211,7 @@ def _draw_seconds(axes: Axes, rows: Sequence[Scheme]) -> None:
     axes.set_xlim(low, high)
     for y, active, height, index in bars:
         axes.barh(y, active - low, left=low, height=height, color=_OF_LINK[index % 2], edgecolor="white")
-        axes.text(active * 1.08, y, _short(active), va="center", fontsize=8.5 if height > 0.4 else 7, color=_INK)
+        axes.text(active * 1.08, y, _short(active), va="center", fontsize=8.5 if height > 0.4 else 7, color=INK)
     for index, link in enumerate(links):
         axes.barh(0, 0, color=_OF_LINK[index % 2], label=f"{link} Mbit/s")
     if links:
@@ -210,8 +235,8 @@ def _write_numbers(axes: Axes, numbers: Sequence[_Number], pixels_a_point: float
         far = max(map(abs, offset)) > _DISTANCES[0]
         axes.annotate(
             number.said, (number.x, number.y), xytext=(offset[0] / pixels_a_point, offset[1] / pixels_a_point),
-            textcoords="offset points", ha="center", va="center", fontsize=10, color=_INK, fontweight="bold", zorder=4,
-            arrowprops={"arrowstyle": "-", "color": _INK, "linewidth": 0.7, "shrinkB": 5} if far else None,
+            textcoords="offset points", ha="center", va="center", fontsize=10, color=INK, fontweight="bold", zorder=4,
+            arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.7, "shrinkB": 5} if far else None,
         )  # fmt: skip
 
 
@@ -223,12 +248,6 @@ def _box(x: float, y: float, offset: tuple[float, float], said: str) -> Bbox:
 def _covered(box: Bbox, taken: Sequence[Bbox], inside: Bbox) -> bool:
     within = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
     return not within or any(box.overlaps(other) for other in taken)
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_INK, labelsize=9)
-    axes.set_axisbelow(True)
 
 
 def _logarithmic(axes: Axes, digits: Sequence[int] = (1, 2, 5)) -> None:

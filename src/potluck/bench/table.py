@@ -33,9 +33,9 @@ def scheme_table(result: Mapping[str, Any]) -> Table:
             _number(row.get("eval_loss"), ".4f"),
             _number(row.get("eval_accuracy"), ".3f"),
             *(_megabytes(row.get(way)) for way in ("bytes_up", "bytes_down")),
-            _rounded(largest(row.get("client_active_s"))),
-            _rounded(largest(row.get("client_peak_rss_mib"))),
-            _rounded(row.get("server_s")),
+            rounded(largest(row.get("client_active_s"))),
+            rounded(largest(row.get("client_peak_rss_mib"))),
+            rounded(row.get("server_s")),
         )
     return table
 
@@ -55,6 +55,15 @@ def largest(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def rounded(value: float | None) -> str:
+    """Three digits, or all that stand before the point."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
 def _details(row: Scheme) -> list[str]:
     """``trainable, int8`` and ``embeddings + 4096``: what a scheme's row says of its settings."""
     settings = [row[key] for key in ("client", "encoding") if row.get(key)]
@@ -68,13 +77,4 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _megabytes(value: float | None) -> str:
-    return "-" if value is None else _rounded(value / 1e6)
-
-
-def _rounded(value: float | None) -> str:
-    """Three digits, or all that stand before the point."""
-    if value is None:
-        return "-"
-    if value == 0:
-        return "0"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return "-" if value is None else rounded(value / 1e6)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
-from potluck.chain.pace import Pace
+from potluck.chain.pace import Pace, handing_over
 from potluck.errors import DeviceLost
 
 Listener = Callable[[str, Tensor], None]
@@ -19,17 +20,25 @@ Listener = Callable[[str, Tensor], None]
 
 @dataclass
 class Clocks:
-    """Seconds this device was blocked, one entry a wait: every device waits equally often, in the same order."""
+    """Seconds this device was blocked, and what it sent."""
 
     blocked_s: list[float] = field(default_factory=list)
+    """By messages of all devices, one entry a wait: every device waits for them equally often, in the same order."""
+    awaited_s: float = 0.0
+    """By messages between two devices, which every device has as many of as its work wants."""
     bytes_sent: int = 0
+
+    def restart(self) -> None:
+        """Count seconds anew; bytes go on."""
+        self.blocked_s.clear()
+        self.awaited_s = 0.0
 
 
 class Message:
     """A message on its way; :meth:`wait` gives what arrives."""
 
-    def __init__(self, comm: "Comm", work: dist.Work | None, content: Tensor) -> None:
-        self._comm, self._work, self._content = comm, work, content
+    def __init__(self, comm: "Comm", work: dist.Work | None, content: Tensor, *, between_two: bool = False) -> None:
+        self._comm, self._work, self._content, self._between_two = comm, work, content, between_two
 
     def wait(self) -> Tensor:
         """The content, once it is there; the time spent here is the clock's blocked time.
@@ -38,7 +47,7 @@ class Message:
             DeviceLost: another device ended or did not answer in time.
         """
         if self._work is not None:
-            self._comm.finish(self._work)
+            self._comm.finish(self._work, between_two=self._between_two)
             self._work = None
         return self._content
 
@@ -66,6 +75,10 @@ class Comm:
         self._listener = listener
         self._pace = pace
 
+    def travels(self, dtype: torch.dtype) -> torch.dtype:
+        """What activations of this dtype, and their gradients, travel in; whole numbers travel as they are."""
+        return dtype if self.group is None or self.wire is None or not dtype.is_floating_point else self.wire
+
     def all_reduce(self, x: Tensor, *, exact: bool = False) -> Message:
         """Start summing ``x`` over all devices; the answer travels and arrives in the wire's dtype.
 
@@ -73,7 +86,7 @@ class Comm:
         """
         if self.group is None:
             return Message(self, None, x)
-        content = x.detach().to(x.dtype if exact or self.wire is None else self.wire, copy=True).contiguous()
+        content = x.detach().to(x.dtype if exact else self.travels(x.dtype), copy=True).contiguous()
         self._leaves("all_reduce", content, 2 * (self.world_size - 1) / self.world_size)
         return self._sent(lambda group: group.allreduce([content]), content)
 
@@ -96,19 +109,31 @@ class Comm:
         options.rootRank = source
         return self._sent(lambda group: group.broadcast([x], options), x)
 
-    def send(self, x: Tensor, to: int) -> None:
-        """Send ``x`` to one device and wait until it has left."""
-        assert self.group is not None
-        content = x.detach().contiguous()
+    def start_send(self, x: Tensor, to: int, tag: int, *, exact: bool = False) -> Message:
+        """Start sending ``x`` to one device, in the wire's dtype unless ``exact``; :meth:`Message.wait` when it must
+        have left.
+
+        Messages of one tag arrive in the order in which they were sent. Content travels once its receiver has called
+        :meth:`start_receive`. Where neither dtype nor strides need a copy, ``x`` itself is sent: it must not change
+        before the message has left.
+        """
+        content = x.detach().to(x.dtype if exact else self.travels(x.dtype)).contiguous()
         self._leaves("send", content, 1)
-        self._sent(lambda group: group.send([content], to, 0), content).wait()
+        return self._sent(lambda group: group.send([content], to, tag), content, between_two=True)
+
+    def start_receive(self, x: Tensor, source: int, tag: int) -> Message:
+        """Start filling ``x``, contiguous and of the dtype that travels, with what ``source`` sends under ``tag``."""
+        return self._sent(lambda group: group.recv([x], source, tag), x, between_two=True)
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send ``x`` to one device as it is and wait until it has left."""
+        self.start_send(x, to, 0, exact=True).wait()
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """Fill ``x`` with what ``source`` sends."""
-        assert self.group is not None
-        return self._sent(lambda group: group.recv([x], source, 0), x).wait()
+        return self.start_receive(x, source, 0).wait()
 
-    def finish(self, work: dist.Work) -> None:
+    def finish(self, work: dist.Work, *, between_two: bool = False) -> None:
         """Wait for ``work`` by the clock."""
         self.catch_up()
         start = time.perf_counter()
@@ -116,7 +141,11 @@ class Comm:
             work.wait()
         except RuntimeError as error:
             raise _lost(error) from error
-        self.clocks.blocked_s.append(time.perf_counter() - start)
+        blocked_s = time.perf_counter() - start
+        if between_two:
+            self.clocks.awaited_s += blocked_s
+        else:
+            self.clocks.blocked_s.append(blocked_s)
         if self._pace is not None:
             self._pace.restart()
 
@@ -125,13 +154,17 @@ class Comm:
         if self._pace is not None:
             self._pace.catch_up()
 
-    def _sent(self, start: Callable[[ProcessGroup], dist.Work], content: Tensor) -> Message:
+    def _sent(
+        self, start: Callable[[ProcessGroup], dist.Work], content: Tensor, *, between_two: bool = False
+    ) -> Message:
         assert self.group is not None
         if content.numel() == 0:
             return Message(self, None, content)
         self.catch_up()
         try:
-            return Message(self, start(self.group), content)
+            with handing_over() if self._pace is not None else nullcontext():
+                work = start(self.group)
+            return Message(self, work, content, between_two=between_two)
         except RuntimeError as error:
             raise _lost(error) from error
 

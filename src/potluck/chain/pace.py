@@ -8,10 +8,11 @@ would have passed at its speed.
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_COMPUTE_PRIORITY, _MESSAGES_PRIORITY = 1, 2
+_COMPUTE_PRIORITY, _MESSAGES_PRIORITY, _HANDING_OVER_PRIORITY = 1, 2, 3
 _LARGEST_CREDIT_S = 0.02
 _NO_WAIT_S = 0.0002
 
@@ -56,6 +57,25 @@ class Pace:
         if now_s - self._caught_up_s > _NO_WAIT_S:
             self._start_s = now_s
         self._start_cpu_s = time.thread_time()
+
+
+@contextmanager
+def handing_over() -> Iterator[None]:
+    """Go before the threads that carry messages for the moment in which this one hands them a message.
+
+    Gloo's thread tries a connection's lock and, where it is taken, asks at once for the same event again. Going before
+    this thread while this one holds that lock, it would do so for ever. Of no effect where :func:`come_first` has none.
+    """
+    _set_own_priority(_HANDING_OVER_PRIORITY)
+    try:
+        yield
+    finally:
+        _set_own_priority(_COMPUTE_PRIORITY)
+
+
+def _set_own_priority(priority: int) -> None:
+    with suppress(AttributeError, OSError):  # not Linux, or no real-time thread
+        os.sched_setparam(0, os.sched_param(priority))
 
 
 def come_first() -> bool:

@@ -28,28 +28,29 @@ class Whole(nn.Module):
         self._checkpointing = checkpointing
         self.trained = nn.ParameterList([t.local for t in chain.trained])
 
-    def forward(self, x_BSD: Tensor, kept_N: Tensor, at: At) -> Tensor:
+    def forward(self, x_BSD: Tensor, kept_N: Tensor | None, at: At) -> Tensor:
         """Normed last hidden states ``[N, D]``, or the residual stream where the chain ends before the model does.
 
         Args:
             x_BSD: the residual stream that comes in; gets a gradient if it wants one.
             kept_N: int64 indices into its ``B * S`` positions; all others are dropped as soon as no position looks at
-                another.
+                another. None keeps all, and gives ``[B, S, D]``.
             at: where in the run this is.
         """
         chain = self._chain
         x, r = x_BSD, None
         for k, link in enumerate(chain.links):
-            if k == chain.pointwise_from:
+            if kept_N is not None and k == chain.pointwise_from:
                 x, r = _kept(x, kept_N), None if r is None else _kept(r, kept_N)
             if self._checkpointing and torch.is_grad_enabled():
                 # the masks of dropout follow from ``at``: no state of a generator needs to be kept
                 x, r = checkpoint(_walked, link, x, r, at, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, r = _walked(link, x, r, at)
-        if chain.pointwise_from >= len(chain.links):
+        if kept_N is not None and chain.pointwise_from >= len(chain.links):
             x, r = _kept(x, kept_N), None if r is None else _kept(r, kept_N)
-        return chain.last(x, r, at)[1][0]
+        h: Tensor = chain.last(x, r, at)[1]
+        return h if kept_N is None else h[0]
 
 
 def _walked(link: Link, x: Tensor, r: Tensor | None, at: At) -> Any:

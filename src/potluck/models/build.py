@@ -50,6 +50,7 @@ def build_part(
     compute: torch.dtype,
     lora: Lora | None,
     seed: int,
+    links: range | None = None,
 ) -> Part:
     """Read this rank's ranges, and no others, and make its chain.
 
@@ -61,6 +62,7 @@ def build_part(
         compute: dtype of the linears; frozen weights are kept in it, trained ones in float32 or better.
         lora: the adapters, or None for full fine-tuning (embedding and head stay frozen).
         seed: from which adapters are drawn.
+        links: which of the chain's links, as :func:`build_chain` counts them; all if None.
 
     Raises:
         BadInput: a target matches nothing.
@@ -69,7 +71,7 @@ def build_part(
     cutter = Cutter(checkpoint, rank, compute, lora, targets, seed)
     head_name = head_of(decoder)
     W_VD = checkpoint.read(head_name, dtype=compute, rows=shares[rank].vocab_rows)
-    chain = build_chain(decoder, shares, rank, compute, cutter, range(2 * len(decoder.layers)))
+    chain = build_chain(decoder, shares, rank, compute, cutter, links or range(2 * len(decoder.layers)))
     return Part(
         chain=chain,
         head=Head(W_VD, decoder.logit_softcap),

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from potluck.chain.ranges import Ranges
-from potluck.chain.share import Share
-from potluck.job import Lora
-from potluck.models.build import build_part, tables
 from potluck.models.checkpoint import Checkpoint, Part
-from potluck.models.families.decoder import Decoder
+from potluck.models.weights import Weights
 
 
 class Listed:
@@ -51,32 +48,24 @@ class Listed:
 
 def prefetch(
     checkpoint: Checkpoint,
-    decoder: Decoder,
-    shares: Sequence[Share],
-    rank: int,
-    lora: Lora | None,
-    *,
-    owns: bool,
+    build: Callable[[Weights], object],
+    tables: Sequence[str],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Have what a rank will read of a model that lies elsewhere, and for an owner its tables as a whole.
+    """Have what a device will read of a model that lies elsewhere.
 
-    Which single rows an owner reads would tell the ids of its texts, so they are all fetched.
+    Which single rows of a table it reads would tell the token ids of texts, so such tables are fetched whole.
 
     Args:
         checkpoint: opened with a ``need``.
-        decoder: the model's description.
-        shares: what every rank holds.
-        rank: this device.
-        lora: the adapters, or None for full fine-tuning.
-        owns: whether this device has training data.
+        build: makes what the device holds from what it reads.
+        tables: names of tensors whose rows will be read by token ids.
         progress: told bytes done and bytes in all.
 
     Raises:
-        BadInput: a target matches nothing.
         SaveFailed: the disk is full.
     """
     listed = Listed(checkpoint)
-    build_part(listed, decoder, shares, rank, compute=torch.float32, lora=lora, seed=0)
-    whole: list[Part] = [(name, None, None) for name in tables(decoder)] if owns else []
+    build(listed)
+    whole: list[Part] = [(name, None, None) for name in tables]
     checkpoint.fetch([*whole, *listed.parts], progress)

@@ -3,19 +3,23 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.chain.ranges import split_by
+from potluck.chain.ranges import Ranges, split_by
 from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import Prediction, Units, predict
-from potluck.pool.plan import DeviceShare, Plan
+from potluck.pool.plan import PIPELINES, DeviceShare, Plan, forbidden, row_devices, stage_devices, what_leaves
 from potluck.pool.profile import Profile, Work
 from potluck.pool.reasons import alone_s, if_all_on_one, missing, too_slow, why
+from potluck.pool.rows import best_rows, plan_rows
 from potluck.pool.search import NoFit, search
+from potluck.pool.stage_costs import rows_a_turn
+from potluck.pool.stages import best_stages, even_stages
 from potluck.pool.task import Task, task_of
 
 _WORTH_TELLING = 0.98
 _MOVED_LIMIT_S = 0.5
+_ONE_DEVICE = "there is one device only."
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,20 @@ class Candidate:
     prediction: Prediction | None = None
     proven: bool = True
     """Whether no other shares of this strategy are faster; False where the search ran out of time."""
+    moves_data: bool = False
+    """Whether texts, as token ids or labels, would leave a device that has them."""
 
 
 def plans(
     job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], must: Collection[str] = ()
 ) -> list[Candidate]:
-    """A candidate for ``single``, ``tensor`` and ``tensor-uniform``, the best of each.
+    """A candidate for each strategy, the best of each; ``data_stays`` forbids some, which are predicted nevertheless.
 
     ``single`` is the coordinator alone; where ``data_stays`` is false, each other device alone is listed too, although
-    training has to be started there. ``tensor`` is the best group of two devices or more; ``tensor-uniform`` is all
-    devices with even shares, the remainder to the fastest.
+    training has to be started there. ``tensor`` and ``pipeline`` are the best groups of two devices or more;
+    ``tensor-uniform`` and ``pipeline-uniform`` are all devices with even shares or stages, the remainder to the
+    fastest. ``data`` is the owners, each with its own rows, where data stay and there are several; else the best group
+    of two devices or more, with rows by speed.
 
     Args:
         job: the job.
@@ -58,6 +66,8 @@ def plans(
     if not job.data_stays:
         found += [_single(task, profile, owners) for profile in profiles[1:]]
     found += [_tensor(task, profiles, owners), _uniform(task, profiles, owners)]
+    found += [_pipeline(strategy, job, decoder, work, profiles, owners) for strategy in PIPELINES]
+    found.append(_data(job, decoder, work, profiles, owners))
     return _with_reasons(task, profiles, found)
 
 
@@ -77,17 +87,28 @@ def best(candidates: Sequence[Candidate], strategy: str = "auto") -> Candidate:
 
 
 def if_data_moved(
-    job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], must: Collection[str], chosen: Candidate
+    job: Job,
+    decoder: Decoder,
+    work: Work,
+    profiles: Sequence[Profile],
+    must: Collection[str],
+    chosen: Candidate,
+    candidates: Sequence[Candidate] = (),
 ) -> str | None:
-    """What would be faster than ``chosen`` if data could move to other devices, in a sentence; None if nothing."""
+    """What would be faster than ``chosen`` if data could move to other devices, in a sentence; None if nothing.
+
+    Candidates that fit but would move data are compared too.
+    """
     owners = {profiles[0].device, *must}
     task = task_of(job, decoder, work, owners=len(owners))
-    options = [(f"{c.plan.devices[0].name} alone", c) for p in profiles if (c := _single(task, p, {p.device})).plan]
+    moved = [_single(task, profile, {profile.device}) for profile in profiles]
+    moved += [c for c in candidates if c.moves_data and c.strategy != "single"]
     if len(owners) > 1:
-        moved = _tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S)
-        if moved.plan is not None:
-            options.append((" + ".join(device.name for device in moved.plan.devices), moved))
-    steps = [(c.prediction.step_s, who) for who, c in options if c.prediction is not None and c.feasible]
+        moved.append(_tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S))
+        moved.append(_data(job.model_copy(update={"data_stays": False}), decoder, work, profiles, owners))
+    steps = [
+        (c.prediction.step_s, _who(c.plan)) for c in moved if c.plan and c.prediction and not missing(c.prediction)
+    ]
     if not steps or chosen.prediction is None:
         return None
     step_s, who = min(steps)
@@ -97,25 +118,27 @@ def if_data_moved(
     return f"If data could move, {who} would take {step_s:.2f} s a step, {faster:.2f}x as fast; as it is, data stay."
 
 
+def _who(plan: Plan) -> str:
+    names = " + ".join(device.name for device in plan.devices)
+    return f"{names} alone" if len(plan.devices) == 1 else f"{names} (strategy {plan.strategy})"
+
+
 def _single(task: Task, profile: Profile, owners: Collection[str]) -> Candidate:
     plan, prediction = _planned(task, "single", [profile], [Units(*task.totals)], owners)
     others = sorted(set(owners) - {profile.device})
-    if short := missing(prediction):
-        return Candidate("single", False, short, plan, prediction)
-    if len(others) > 1 or (others and profile.device in owners):
+    reason = missing(prediction)
+    if not reason and (len(others) > 1 or (others and profile.device in owners)):
         reason = f"the data of {', '.join(others)} would have to move to {profile.device}."
-        return Candidate("single", False, reason, plan, prediction)
-    if others:
+    elif not reason and others:
         reason = f"{profile.device} is not where this run starts: move the data there and train there alone."
-        return Candidate("single", False, reason, plan, prediction)
-    return Candidate("single", True, "", plan, prediction)
+    return Candidate("single", not reason, reason, plan, prediction, moves_data=bool(others))
 
 
 def _tensor(
     task: Task, profiles: Sequence[Profile], owners: Collection[str], *, time_limit_s: float = 1.2
 ) -> Candidate:
     if len(profiles) < 2:
-        return Candidate("tensor", False, "there is one device only.")
+        return Candidate("tensor", False, _ONE_DEVICE)
     try:
         found = search(task, profiles, owners, at_least=2, time_limit_s=time_limit_s)
     except NoFit as error:
@@ -128,7 +151,7 @@ def _tensor(
 
 def _uniform(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -> Candidate:
     if len(profiles) < 2:
-        return Candidate("tensor-uniform", False, "there is one device only.")
+        return Candidate("tensor-uniform", False, _ONE_DEVICE)
     fastest_first = sorted(range(len(profiles)), key=lambda i: alone_s(task, profiles[i]))
     place = {device: rank for rank, device in enumerate(fastest_first)}
     shares = [
@@ -138,6 +161,52 @@ def _uniform(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
     plan, prediction = _planned(task, "tensor-uniform", profiles, shares, owners)
     short = missing(prediction)
     return Candidate("tensor-uniform", not short, short, plan, prediction)
+
+
+def _pipeline(
+    strategy: str, job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], owners: Collection[str]
+) -> Candidate:
+    if len(profiles) < 2:
+        return Candidate(strategy, False, _ONE_DEVICE)
+    try:
+        found = (best_stages if strategy == "pipeline" else even_stages)(job, decoder, work, profiles, owners)
+    except BadInput as error:
+        return Candidate(strategy, False, str(error), moves_data=True)
+    stages = sorted(found.stages, key=lambda stage: stage.device)
+    names = [profiles[stage.device].device for stage in stages]
+    devices = stage_devices(decoder, names, [Ranges.of(stage.start, stage.stop) for stage in stages])
+    return _of_whole_links(job, strategy, devices, found.prediction, found.micro_batch_size, owners, found.proven)
+
+
+def _data(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], owners: Collection[str]) -> Candidate:
+    if len(profiles) < 2:
+        return Candidate("data", False, _ONE_DEVICE)
+    task = task_of(job, decoder, work, owners=len(owners))
+    rows = rows_a_turn(job, work, len(owners)) * len(owners)
+    if job.data_stays and len(owners) > 1:
+        group = tuple(i for i, profile in enumerate(profiles) if profile.device in owners)
+        found = plan_rows(task, [profiles[i] for i in group], rows, owners=owners, moved=False)
+    else:
+        group, found = best_rows(task, profiles, rows, owners=owners)
+    devices = row_devices(decoder, [profiles[i].device for i in group], found.speeds)
+    size = min(found.micro_batch_size, job.micro_batch_size or found.micro_batch_size)
+    return _of_whole_links(job, "data", devices, found.prediction, size, owners)
+
+
+def _of_whole_links(
+    job: Job,
+    strategy: str,
+    devices: tuple[DeviceShare, ...],
+    prediction: Prediction,
+    micro_batch_size: int,
+    owners: Collection[str],
+    proven: bool = True,
+) -> Candidate:
+    """A candidate whose devices hold links whole, and see texts that others have."""
+    plan = Plan(strategy, devices, prediction.step_s, prediction.idle_ratio, micro_batch_size=micro_batch_size)
+    leaves = what_leaves(devices, sorted(owners))
+    reason = missing(prediction) or (forbidden(leaves) if leaves and job.data_stays else "")
+    return Candidate(strategy, not reason, reason, plan, prediction, proven, moves_data=bool(leaves))
 
 
 def _planned(

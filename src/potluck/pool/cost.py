@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from potluck.errors import BadInput
 from potluck.pool.profile import Link, Profile
+from potluck.pool.sent import bytes_sent
 from potluck.pool.task import Task
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -57,6 +58,8 @@ class DevicePrediction:
     """Waiting for slower devices."""
     memory_bytes: float
     available_bytes: float
+    bytes_sent: float = 0.0
+    """To other devices."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +291,10 @@ def predict(
     memory_D = costs.memory(units_MD3, world_size_M)[0]
     step_s = float(step_M[0])
     devices = [
-        DevicePrediction(name, float(compute_s), max(0.0, busiest - float(compute_s)), float(memory), float(available))
-        for name, compute_s, memory, available in zip(costs.names, compute_D, memory_D, costs.available_D, strict=True)
+        DevicePrediction(name, float(compute_s), max(0.0, busiest - float(compute_s)), float(memory), float(free), sent)
+        for name, compute_s, memory, free, sent in zip(
+            costs.names, compute_D, memory_D, costs.available_D, bytes_sent(task, costs.names, owners), strict=True
+        )
     ]
     waited = math.fsum(device.wait_s for device in devices)
     return Prediction(step_s, waited / (len(devices) * step_s) if step_s else 0.0, float(message_M[0]), tuple(devices))

@@ -11,14 +11,14 @@ from potluck.job import Job
 from potluck.models.families import decoder_of
 from potluck.models.precision import choose_dtype
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
-from potluck.pool.cost import Prediction, Units, predict
+from potluck.pool.cost import Prediction
 from potluck.pool.crew import COORDINATOR, Crew
 from potluck.pool.listener import Listener
 from potluck.pool.measured_work import work_of
-from potluck.pool.plan import Plan, make_plan
+from potluck.pool.plan import Plan, make_plan, what_leaves
+from potluck.pool.predict_plan import predict_plan
 from potluck.pool.profile import Profile, parse_profile
 from potluck.pool.reasons import missing
-from potluck.pool.task import task_of
 from potluck.texts.batch import Example
 
 
@@ -59,19 +59,18 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
     owners = [crew.names[rank] for rank in crew.owners]
     if job.shares is not None or ":" in job.devices:
         by_ratio = job if ":" in job.devices else job.model_copy(update={"devices": str(len(crew.names))})
-        plan = make_plan(by_ratio, config, crew.names)
-        units = [Units(len(d.heads), len(d.columns), len(d.vocab_rows)) for d in plan.devices]
-        task = task_of(job, decoder, work, owners=len(owners))
-        prediction = predict(task, profiles, units, owners=owners)
+        plan = make_plan(by_ratio, config, crew.names, owners)
+        prediction = predict_plan(job, decoder, work, profiles, plan, owners)
         if short := missing(prediction):
             raise BadInput(f"These shares do not fit: {short} Give that device less, or leave the shares to potluck.")
-        by_hand = Candidate(plan.strategy, True, "", plan, prediction)
+        moves_data = bool(what_leaves(plan.devices, owners))
+        by_hand = Candidate(plan.strategy, True, "", plan, prediction, moves_data=moves_data)
         listener.chosen([by_hand], by_hand, None)
         return Decision(job, plan, prediction)
     candidates = plans(job, decoder, work, profiles, owners)
     chosen = best(candidates, job.strategy)
     assert chosen.plan is not None
-    moved = if_data_moved(job, decoder, work, profiles, owners, chosen) if job.data_stays else None
+    moved = if_data_moved(job, decoder, work, profiles, owners, chosen, candidates) if job.data_stays else None
     listener.chosen(candidates, chosen, moved)
     _send_home_who_is_not_needed(crew, chosen.plan)
     return Decision(job, chosen.plan, chosen.prediction)

@@ -26,12 +26,12 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.precision import choose_dtype, torch_dtype
-from potluck.models.prefetch import prefetch
 from potluck.pool.local import stand_back
 from potluck.pool.owner import read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Work
 from potluck.pool.spec import DeviceSpec
+from potluck.pool.strategies.build import prefetch_for
 from potluck.pool.trainer import train
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
 
     with Checkpoint.open(fetched.directory, fetched.need) as checkpoint:
-        prefetch(checkpoint, decoder, plan.shares, spec.rank, lora, owns=spec.owns, progress=progress)
+        prefetch_for(plan, spec.rank, checkpoint, decoder, lora, owns=spec.owns, progress=progress)
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
     comm, _ = _comm(spec, job, make_group)
     train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)

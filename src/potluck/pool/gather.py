@@ -1,11 +1,15 @@
-"""The trained tensors of all devices, brought together on rank 0 by their ranges."""
+"""The trained tensors of all devices, brought together on rank 0: parts by their ranges, or whole ones by name."""
 
+import json
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from potluck.chain.comm import Comm
 from potluck.chain.trained import Trained
+
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 
 def gather_whole(trained: Sequence[Trained], comm: Comm) -> Iterator[tuple[str, Tensor]]:
@@ -40,3 +44,34 @@ def _place(whole: Tensor, t: Trained, rank: int, part: Tensor) -> None:
         length = last - first
         whole.narrow(t.dim, first, length).copy_(part.narrow(t.dim, start, length))
         start += length
+
+
+def gather_named(
+    tensors: Sequence[tuple[str, Tensor]], comm: Comm, ranks: Sequence[int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield on rank 0 every tensor of ``ranks``, one after the other; each rank has its own, which only it knows of.
+
+    Other ranks first tell names, shapes and dtypes, then send the tensors, and yield nothing. Every rank must run it to
+    the end.
+
+    Args:
+        tensors: this rank's, float32 or float64, by name.
+        comm: the messages.
+        ranks: all of them, in the order in which their tensors are wanted.
+    """
+    if comm.rank != 0:
+        told = json.dumps([[name, [*tensor.shape], str(tensor.dtype)] for name, tensor in tensors]).encode()
+        comm.send(torch.tensor([len(told)]), 0)
+        comm.send(torch.frombuffer(bytearray(told), dtype=torch.uint8), 0)
+        for _, tensor in tensors:
+            comm.send(tensor, 0)
+        return
+    for rank in ranks:
+        if rank == 0:
+            for name, tensor in tensors:
+                yield name, tensor.detach()
+            continue
+        length = int(comm.receive(torch.zeros(1, dtype=torch.long), rank))
+        content = comm.receive(torch.empty(length, dtype=torch.uint8), rank)
+        for name, shape, dtype in json.loads(content.numpy().tobytes()):
+            yield name, comm.receive(torch.empty(shape, dtype=_DTYPES[dtype]), rank)

@@ -1,6 +1,7 @@
 """Who holds what: shares by ratio or by hand."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -12,8 +13,12 @@ from potluck.chain.share import Share
 from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families import decoder_of
+from potluck.models.families.decoder import Decoder
 
 MAX_LOCAL_DEVICES = 64
+PIPELINES = ("pipeline", "pipeline-uniform")
+_MICRO_BATCHES_A_STAGE = 2
+"""With more of them stages wait less, and compute is cut smaller."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +101,30 @@ def _ranges(spans: Sequence[Sequence[int]]) -> Ranges:
     return Ranges(tuple((start, stop) for start, stop in spans))
 
 
-def make_plan(job: Job, config: PretrainedConfig, names: Sequence[str] | None = None) -> Plan:
-    """The plan a job asks for by its ``devices`` and ``shares``; ``names`` of the devices, if they have any.
+def make_plan(
+    job: Job,
+    config: PretrainedConfig,
+    names: Sequence[str] | None = None,
+    owners: Collection[str] | None = None,
+) -> Plan:
+    """The plan a job asks for by its ``devices`` and ``shares``.
+
+    Args:
+        job: its ``devices`` is a number or a ratio.
+        config: of the model.
+        names: of the devices, if they have any.
+        owners: names of those that have training data; the first one if left out.
 
     Raises:
-        BadInput: the model's family is unknown, the shares do not fit the model, or the strategy does not fit the
-            number of devices.
+        BadInput: the model's family is unknown, the shares do not fit the model, the strategy does not fit the number
+            of devices, or it would move data that stay.
     """
     model = decoder_of(config)
     ratio = parse_devices(job.devices)
     world_size = len(ratio)
+    if job.strategy in (*PIPELINES, "data"):
+        names = names or [f"device-{rank}" for rank in range(world_size)]
+        return _whole_links(job, model, names, ratio, [names[0]] if owners is None else owners)
     strategy = job.strategy if job.strategy != "auto" else ("single" if world_size == 1 else "tensor")
     if strategy == "single" and world_size > 1:
         raise BadInput(f"strategy: 'single' runs on one device, but devices is '{job.devices}'. Use 'tensor'.")
@@ -131,6 +150,100 @@ def make_plan(job: Job, config: PretrainedConfig, names: Sequence[str] | None = 
             f"Every share goes to {holders[0]}: train there alone, with 'strategy: single' and without the others."
         )
     return Plan(strategy, tuple(devices))
+
+
+def stage_devices(model: Decoder, names: Sequence[str], links: Sequence[Ranges]) -> tuple[DeviceShare, ...]:
+    """Devices that hold these links whole, in rank order; the head is the last stage's."""
+    end = 2 * len(model.layers)
+    heads, columns, vocab_rows = _whole(model)
+    return tuple(
+        DeviceShare(name, heads, columns, vocab_rows if end - 1 in span else Ranges(()), links=span)
+        for name, span in zip(names, links, strict=True)
+    )
+
+
+def row_devices(model: Decoder, names: Sequence[str], speeds: Sequence[float]) -> tuple[DeviceShare, ...]:
+    """Devices that hold the whole model and take rows by their speeds; those they own, where all speeds are 0."""
+    return tuple(DeviceShare(name, *_whole(model), speed=speed) for name, speed in zip(names, speeds, strict=True))
+
+
+def what_leaves(devices: Sequence[DeviceShare], owners: Collection[str]) -> str:
+    """What of the training data other devices than their owner would see; empty if nothing."""
+    if all(device.links is not None for device in devices):
+        ordered = sorted(devices, key=lambda device: device.links.spans if device.links else ())
+        ends = {"ids": ordered[0].name, "labels": ordered[-1].name}
+        return ", ".join(filter(None, (_to_ends(owner, ends) for owner in owners)))
+    walkers = [device.name for device in devices if device.speed and [device.name] != list(owners)]
+    return f"rows of {listed(list(owners))} would go to {listed(walkers)}" if walkers else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def forbidden(leaves: str) -> str:
+    """What to say where data stay."""
+    return f"{leaves} (data_stays: true forbids it; set data_stays: false)."
+
+
+def _to_ends(owner: str, ends: dict[str, str]) -> str:
+    away = [(what, name) for what, name in ends.items() if name != owner]
+    if len(away) == 2:
+        return f"the ids of {owner}'s texts would go to {away[0][1]} and its labels to {away[1][1]}"
+    return "".join(f"the {what} of {owner}'s texts would go to {name}" for what, name in away)
+
+
+def _whole(model: Decoder) -> tuple[Ranges, Ranges, Ranges]:
+    heads, columns, vocab_rows = model.num_heads, model.intermediate_size, model.vocab_size
+    return Ranges.of(0, heads), Ranges.of(0, columns), Ranges.of(0, vocab_rows)
+
+
+def _whole_links(
+    job: Job, model: Decoder, names: Sequence[str], ratio: Sequence[float], owners: Collection[str]
+) -> Plan:
+    """A plan of ``pipeline``, ``pipeline-uniform`` or ``data`` by a ratio."""
+    strategy, world_size, links = job.strategy, len(ratio), 2 * len(model.layers)
+    if world_size < 2:
+        raise BadInput(f"strategy: '{strategy}' is for several devices, but devices is '{job.devices}'. Use 'single'.")
+    if job.shares is not None:
+        raise BadInput(f"shares: heads, columns and rows are not cut with strategy '{strategy}'; use 'tensor'.")
+    if strategy == "pipeline-uniform" and len(set(ratio)) > 1:
+        raise BadInput("strategy: 'pipeline-uniform' gives even stages; leave out the ratio, or use 'pipeline'.")
+    micro_batch_size = job.micro_batch_size
+    if strategy == "data":
+        if idle := [name for name, part in zip(names, ratio, strict=True) if not part]:
+            raise BadInput(
+                f"devices: '{job.devices}' gives {', '.join(idle)} no rows: leave out who has nothing to do."
+            )
+        devices = row_devices(model, names, ratio)
+    else:
+        counts = apportion(links, ratio)
+        if world_size > links:
+            raise BadInput(f"{world_size} stages need a link each, and the model has {links}: use fewer devices.")
+        if idle := [name for name, count in zip(names, counts, strict=True) if not count]:
+            raise BadInput(f"devices: '{job.devices}' gives {', '.join(idle)} none of the model's {links} links.")
+        devices = stage_devices(model, names, split_by(counts))
+        wanted = max(1, job.batch_size // (_MICRO_BATCHES_A_STAGE * world_size))
+        micro_batch_size = min(micro_batch_size or wanted, job.batch_size)
+        check_micro_batches(world_size, math.ceil(job.batch_size / micro_batch_size), micro_batch_size)
+    if job.data_stays and (leaves := what_leaves(devices, owners)):
+        raise BadInput(f"strategy: '{strategy}' is not possible: {forbidden(leaves)}")
+    return Plan(strategy, devices, micro_batch_size=micro_batch_size)
+
+
+def check_micro_batches(stages: int, micro_batches: int, rows: int) -> None:
+    """See that a pipeline's stages can all be busy at the same time.
+
+    Raises:
+        BadInput: a step has fewer micro-batches (of ``rows`` rows) than there are stages.
+    """
+    if micro_batches < stages:
+        have = "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
+        raise BadInput(
+            f"{stages} stages of a pipeline need at least {stages} micro-batches a step, and a step has {have} of"
+            f" {rows} row{'s' if rows > 1 else ''}: raise batch_size, or lower micro_batch_size."
+        )
 
 
 def parse_devices(devices: str) -> list[float]:

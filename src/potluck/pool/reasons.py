@@ -5,13 +5,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from potluck.pool.cost import Costs, Prediction, costs_of
-from potluck.pool.plan import Plan
+from potluck.pool.plan import Plan, listed
 from potluck.pool.profile import Profile
 from potluck.pool.search import shares_of
 from potluck.pool.task import Task
 
 _FULL = 0.97
 _MENTIONED = 3
+_EVEN = {"tensor-uniform": "shares", "pipeline-uniform": "stages"}
 
 
 def alone_s(task: Task, profile: Profile) -> float:
@@ -52,33 +53,48 @@ def why(task: Task, profiles: Sequence[Profile], plan: Plan, prediction: Predict
     """Why these devices, and why these shares."""
     by_name = {profile.device: profile for profile in profiles}
     took_s = {device.name: alone_s(task, by_name[device.name]) for device in plan.devices}
-    heads = {device.name: len(device.heads) for device in plan.devices}
     said = []
     fastest, slowest = min(took_s, key=took_s.__getitem__), max(took_s, key=took_s.__getitem__)
     if len(plan.devices) == 1:
         said.append(f"{fastest} trains alone, without messages.")
-    elif plan.strategy == "tensor-uniform":
-        said.append(f"All {len(plan.devices)} devices take even shares.")
+    elif plan.strategy in _EVEN:
+        said.append(f"All {len(plan.devices)} devices take even {_EVEN[plan.strategy]}.")
     else:
         ratio = took_s[slowest] / took_s[fastest]
         if ratio < 1.02:
             said.append("All devices compute about equally fast.")
         else:
-            said.append(
-                f"{fastest} computes {ratio:.1f}x as fast as {slowest} and takes {heads[fastest]} of {task.heads} query"
-                f" heads, {slowest} {heads[slowest]}."
-            )
+            takes = _takes(task, plan, fastest, slowest)
+            said.append(f"{fastest} computes {ratio:.1f}x as fast as {slowest} and {takes}.")
         full = [d.name for d in prediction.devices if d.memory_bytes > _FULL * d.available_bytes]
         if full:
-            said.append(f"The memory of {_listed(full)} is full, so others take more.")
+            said.append(f"The memory of {listed(full)} is full, so others take more.")
     if len(plan.devices) > 1:
         said.append(
             f"Messages take {prediction.message_s / prediction.step_s:.0%} of the step beyond what compute covers, "
             f"waiting {prediction.idle_ratio:.0%}."
         )
-    if plan.strategy != "tensor-uniform":
+    if plan.strategy in ("single", "tensor"):
         said += _left_out(task, profiles, plan, prediction)
+    elif left_out := [profile.device for profile in profiles if profile.device not in took_s]:
+        said.append(f"With {listed(left_out)} it would not be faster.")
     return " ".join(said)
+
+
+def _takes(task: Task, plan: Plan, fastest: str, slowest: str) -> str:
+    """What the fastest and the slowest device take, in the units of the strategy."""
+    devices = {device.name: device for device in plan.devices}
+    one, other = devices[fastest], devices[slowest]
+    if one.links is not None and other.links is not None:
+        (many, few) = (f"{len(d.links or ()) / 2:g}{' (and the head)' if d.vocab_rows else ''}" for d in (one, other))
+        rows = "1 row" if plan.micro_batch_size == 1 else f"{plan.micro_batch_size} rows"
+        return f"takes {many} of the {task.layers} blocks, {slowest} {few}, in micro-batches of {rows}"
+    if plan.strategy == "data":
+        speeds = sum(device.speed for device in plan.devices)
+        if not speeds:
+            return "each walks its own rows"
+        return f"takes {one.speed / speeds:.0%} of the rows, {slowest} {other.speed / speeds:.0%}"
+    return f"takes {len(one.heads)} of {task.heads} query heads, {slowest} {len(other.heads)}"
 
 
 def _left_out(task: Task, profiles: Sequence[Profile], plan: Plan, prediction: Prediction) -> list[str]:
@@ -102,7 +118,7 @@ def _left_out(task: Task, profiles: Sequence[Profile], plan: Plan, prediction: P
     if len(slower) > _MENTIONED:
         said.append(f"So are {len(slower) - _MENTIONED} more.")
     if crowded and plan.strategy == "tensor":
-        said.append(f"{_listed(crowded)} {'are' if len(crowded) > 1 else 'is'} left out for want of memory.")
+        said.append(f"{listed(crowded)} {'are' if len(crowded) > 1 else 'is'} left out for want of memory.")
     return said
 
 
@@ -110,7 +126,3 @@ def _step_with(costs: Costs, members: Sequence[bool]) -> float:
     members_MD = np.array([members])
     units_MD3 = shares_of(costs, members_MD)
     return float(costs.steps(members_MD, costs.segments(members_MD, units_MD3))[0][0])
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

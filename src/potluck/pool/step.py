@@ -102,7 +102,7 @@ class Stepper:
             PotluckError: the loss or a gradient is not finite; no weight was changed by this step.
         """
         start = time.perf_counter()
-        self.comm.clocks.blocked_s.clear()
+        self.comm.clocks.restart()
         sent_before = self.comm.clocks.bytes_sent
         found = self.accumulate(turns)
         rate = self.settings.learning_rate * scheduled(self.settings, self.done)
@@ -162,9 +162,10 @@ class Stepper:
     def _times(self, start: float) -> tuple[float, tuple[DeviceTime, ...]]:
         """Split every device's step into compute, wait and transfer (see :func:`split_times`)."""
         clocks = self.comm.clocks
-        own = torch.tensor([time.perf_counter() - start, *clocks.blocked_s], dtype=torch.float64)
+        own = torch.tensor([time.perf_counter() - start, clocks.awaited_s, *clocks.blocked_s], dtype=torch.float64)
         everyone_WN = self.comm.all_gather(own).wait()
-        return float(everyone_WN[:, 0].max()), split_times(everyone_WN)
+        step_W, awaited_W, blocked_WN = everyone_WN[:, 0], everyone_WN[:, 1], everyone_WN[:, 2:]
+        return float(step_W.max()), split_times(step_W, awaited_W, blocked_WN)
 
 
 def tensor_parallel(part: Part, comm: Comm, settings: Settings) -> TensorParallel:
@@ -178,16 +179,25 @@ def tensor_parallel(part: Part, comm: Comm, settings: Settings) -> TensorParalle
     )
 
 
-def split_times(everyone_WN: Tensor) -> tuple[DeviceTime, ...]:
-    """Each device's compute, wait and transfer from ``[world_size, 1 + waits]``: step seconds, blocked seconds a wait.
+def split_times(step_W: Tensor, awaited_W: Tensor, blocked_WN: Tensor) -> tuple[DeviceTime, ...]:
+    """Each device's compute, wait and transfer.
 
-    The device that came last to a message was blocked least, for as long as the message itself took; what the others
-    were blocked beyond that, they waited for it. The source of a broadcast is hardly blocked at all, so the time of
-    one (embeddings, values of replicated tensors) counts as waiting for its source.
+    Of a message of all devices, who came last was blocked least, for as long as the message itself took; what the
+    others were blocked beyond that, they waited for it. The source of a broadcast is hardly blocked at all, so the time
+    of one (embeddings, values of replicated tensors) counts as waiting for its source.
+
+    A message between two devices is sent without waiting, and asked for before it is needed. Who is blocked by one
+    (a stage of a pipeline) waits for another device's work, or for the message where that takes longer than the work
+    beside it: both count as waiting.
+
+    Args:
+        step_W: seconds of each device's step.
+        awaited_W: seconds each was blocked by messages between two devices.
+        blocked_WN: seconds each was blocked by each message of all devices.
     """
-    step_W, blocked_WN = everyone_WN[:, 0], everyone_WN[:, 1:]
     transfer = blocked_WN.amin(0).sum() if blocked_WN.shape[1] else torch.zeros(())
+    blocked_W = awaited_W + blocked_WN.sum(1)
     return tuple(
-        DeviceTime(float(step - blocked.sum()), float(blocked.sum() - transfer), float(transfer))
-        for step, blocked in zip(step_W, blocked_WN, strict=True)
+        DeviceTime(float(step - blocked), float(blocked - transfer), float(transfer))
+        for step, blocked in zip(step_W, blocked_W, strict=True)
     )

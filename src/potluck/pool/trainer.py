@@ -1,27 +1,28 @@
 """One device's run of a job: read the share, take the steps, bring the result together."""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from potluck.chain.comm import Comm
 from potluck.job import Job
 from potluck.models.adapter import TEMPLATE_FILE, adapter_config, write_adapter
-from potluck.models.build import Part, build_part
+from potluck.models.build import Part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.memory import trim
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.models.shards import Need
-from potluck.pool.gather import gather_whole
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, Stepper
+from potluck.pool.strategies.build import part_for, rows_dealt_at_once, strategy_for
 from potluck.pool.turns import Turn, Turns
 from potluck.texts.batch import Example
 
@@ -57,6 +58,7 @@ def train(
         PotluckError: the loss stopped being a finite number.
     """
     rank = comm.rank
+    plan = replace(plan, micro_batch_size=plan.micro_batch_size or job.micro_batch_size)
     decoder = decoder_of(read_config(model_dir))
     examples: list[Example] = []
     if owns:
@@ -66,15 +68,7 @@ def train(
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
         lora = job.lora if job.train == "lora" else None
-        part = build_part(
-            checkpoint,
-            decoder,
-            plan.shares,
-            rank,
-            compute=torch_dtype(job.dtype),
-            lora=lora,
-            seed=job.seed,
-        )
+        part = part_for(plan, rank, checkpoint, decoder, compute=torch_dtype(job.dtype), lora=lora, seed=job.seed)
         trim()
         emit({"event": "loaded", "rank": rank, "weights_mib": part.weight_bytes / 2**20})
         turns = Turns(comm.all_gather(torch.tensor([len(examples)])).wait()[:, 0].tolist(), job.batch_size)
@@ -83,13 +77,15 @@ def train(
             feed = Feed(
                 examples,
                 examples_a_turn=turns.examples_a_turn,
-                micro_batch_size=job.micro_batch_size,
+                micro_batch_size=rows_dealt_at_once(plan),
                 seed=job.seed,
             )
         steps = job.steps or max(1, math.ceil(job.epochs * turns.steps_per_epoch))
         if rank == 0:
             emit({"event": "begin", "steps": steps})
-        stepper = Stepper(part, comm, settings_of(job, steps))
+        settings = settings_of(job, steps)
+        strategy = strategy_for(plan, part, comm, settings)
+        stepper = Stepper(part, comm, settings, strategy)
         for step in range(steps):
             report = stepper.step(
                 [Turn(owner, feed.batches(turn) if feed and owner == rank else None) for owner, turn in turns.of(step)]
@@ -100,7 +96,7 @@ def train(
                     emit({"event": "ran_out", "owner": owner, "step": step + 1})
         if rank == 0:
             emit({"event": "saving"})
-        save(job, part, comm, checkpoint, model_dir, result_dir)
+        save(job, strategy.whole(), comm.rank, checkpoint, model_dir, result_dir)
         if rank == 0:
             emit({"event": "saved"})
     return part
@@ -121,23 +117,42 @@ def settings_of(job: Job, steps: int) -> Settings:
     )
 
 
-def save(job: Job, part: Part, comm: Comm, checkpoint: Checkpoint, model_dir: Path, result_dir: Path | None) -> None:
-    """Gather what was trained on rank 0 and write it: a PEFT adapter, or a plain checkpoint in the base's dtypes."""
-    whole = gather_whole(part.chain.trained, comm)
-    if comm.rank != 0:
+def save(
+    job: Job,
+    whole: Iterator[tuple[str, Tensor]],
+    rank: int,
+    checkpoint: Checkpoint,
+    model_dir: Path,
+    result_dir: Path | None,
+) -> None:
+    """Write on rank 0 what was trained: a PEFT adapter, or a plain checkpoint in the base's dtypes.
+
+    Args:
+        job: says which of the two.
+        whole: each trained tensor by name, as :meth:`potluck.pool.strategies.strategy.Strategy.whole` gives it.
+        rank: this device.
+        checkpoint: the model that was trained.
+        model_dir: where it lies.
+        result_dir: on rank 0, an existing directory.
+
+    Raises:
+        DeviceLost: another device ended.
+        OSError, SafetensorError: a file could not be written (see :func:`potluck.models.save.replace_directory`).
+    """
+    if rank != 0:
         for _ in whole:
             pass
         return
     assert result_dir is not None
     own_template = job.data.own_template()
     if job.train == "lora":
-        names = {t.name.split(".lora_")[0] for t in part.chain.trained}
-        targets = sorted({name.rsplit(".", 1)[-1] for name in names})
-        if "all-linear" not in job.lora.targets:
-            targets = job.lora.targets
+        adapters = dict(whole)
+        targets = job.lora.targets
+        if "all-linear" in targets:
+            targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters})
         from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
         base = str(model_dir) if from_gguf else job.model
-        write_adapter(result_dir, dict(whole), adapter_config(job.lora, base, targets), chat_template=own_template)
+        write_adapter(result_dir, adapters, adapter_config(job.lora, base, targets), chat_template=own_template)
     else:
         writer = CheckpointWriter(result_dir)
         trained = set()

@@ -58,7 +58,9 @@ def what_if(job: Job, files: Sequence[Path], *, link: str | None = None, latency
         notes.append(f"dtype: {profiles[0].work.dtype}, as the profiles were measured.")
     candidates = plans(job, decoder, profiles[0].work, profiles)
     chosen = best(candidates, job.strategy)
-    moved = if_data_moved(job, decoder, profiles[0].work, profiles, (), chosen) if job.data_stays else None
+    moved = None
+    if job.data_stays:
+        moved = if_data_moved(job, decoder, profiles[0].work, profiles, (), chosen, candidates)
     return WhatIf(tuple(profiles), tuple(candidates), chosen, moved, tuple(notes))
 
 

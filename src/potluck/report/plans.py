@@ -7,56 +7,61 @@ from rich.table import Table
 
 from potluck.pool.candidates import Candidate
 from potluck.pool.plan import Plan
+from potluck.report.holdings import holdings
 
-_NAMES_WIDTH = 15
+_NAMES_WIDTH = 11
 """Characters for the names of devices, so that the table fits into 80 columns."""
+_NARROW: dict[str, Any] = {"show_edge": False, "pad_edge": False}
+_CUT_SHORT = "*"
 
 
 def candidates_table(candidates: Sequence[Candidate], chosen: Candidate) -> Table:
-    """Every strategy's predicted step, waiting and memory, and how it compares; :func:`impossible` says the rest."""
-    table = Table(title="Plans", title_justify="left")
+    """Every strategy's predicted step and what it takes, and how it compares; :func:`impossible` says the rest."""
+    cut_short = not all(c.proven or not c.feasible for c in candidates)
+    caption = f"{_CUT_SHORT} The search was cut short: there may be a faster one." if cut_short else None
+    table = Table(title="Plans", title_justify="left", caption=caption, caption_justify="left", **_NARROW)
     table.add_column("strategy", no_wrap=True)
-    table.add_column("devices")
-    for column in ("step", "waiting", "memory"):
+    table.add_column("devices", overflow="fold")
+    for column in ("step", "wait", "most\nMiB", "MB\nsent", "data\nleave", "verdict"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict")
     for c in candidates:
         if c.plan is None or c.prediction is None:
-            table.add_row(c.strategy, "", "", "", "", "no")
+            table.add_row(c.strategy, "", "", "", "", "", "yes" if c.moves_data else "no", "no")
             continue
-        most = max(device.memory_bytes for device in c.prediction.devices)
-        numbers = (_seconds(c.prediction.step_s), f"{c.prediction.idle_ratio:.0%}", _mib(most))
-        verdict = _verdict(c, chosen)
-        names = _names(c.plan)
-        table.add_row(c.strategy, names, *numbers, verdict if c.proven else f"{verdict} (search was cut short)")
+        most_mib, most_mb = (
+            max(getattr(device, amount) for device in c.prediction.devices) / unit
+            for amount, unit in (("memory_bytes", 2**20), ("bytes_sent", 1e6))
+        )
+        numbers = (_seconds(c.prediction.step_s), f"{c.prediction.idle_ratio:.0%}", f"{most_mib:,.0f}", _mb(most_mb))
+        verdict = _verdict(c, chosen) + ("" if c.proven or not c.feasible else _CUT_SHORT)
+        table.add_row(c.strategy, _names(c.plan), *numbers, "yes" if c.moves_data else "no", verdict)
     return table
 
 
 def impossible(candidates: Sequence[Candidate]) -> list[str]:
-    """A sentence for each plan that cannot be carried out, which says why not."""
-    return [f"{_called(c)} is not possible: {c.reason}" for c in candidates if not c.feasible]
+    """What cannot be carried out, with the reason: a sentence for all plans that have it in common."""
+    called: dict[str, list[str]] = {}
+    for c in candidates:
+        if not c.feasible:
+            called.setdefault(c.reason, []).append(_called(c))
+    return [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not possible: {reason}"
+        for reason, names in called.items()
+    ]
 
 
 def predicted_table(candidate: Candidate) -> Table:
     """Who holds what in one plan, and how long each device would compute and wait in a step."""
     table = Table(title=f"Who would hold what ({candidate.strategy})", title_justify="left")
     table.add_column("device", overflow="fold")
-    for column in (
-        "query\nheads",
-        "MLP\ncolumns",
-        "vocab\nrows",
-        "memory",
-        "of\nfree",
-        "compute",
-        "wait",
-    ):
+    held = {} if candidate.plan is None else holdings(candidate.plan)
+    for column in (*held, "memory", "of\nfree", "compute", "wait"):
         table.add_column(column, justify="right", no_wrap=True)
     if candidate.plan is not None and candidate.prediction is not None:
-        for share, device in zip(candidate.plan.devices, candidate.prediction.devices, strict=True):
-            held = (f"{len(units):,}" for units in (share.heads, share.columns, share.vocab_rows))
+        for device, *cells in zip(candidate.prediction.devices, *held.values(), strict=True):
             part = device.memory_bytes / max(device.available_bytes, 1)
             times = (_seconds(device.compute_s), _seconds(device.wait_s))
-            table.add_row(share.name, *held, _mib(device.memory_bytes), f"{part:.0%}", *times)
+            table.add_row(device.name, *cells, _mib(device.memory_bytes), f"{part:.0%}", *times)
     return table
 
 
@@ -82,6 +87,10 @@ def _mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.0f} MiB"
 
 
+def _mb(size_mb: float) -> str:
+    return f"{size_mb:.1f}" if 0.05 <= size_mb < 10 else f"{size_mb:,.0f}"
+
+
 def _seconds(time_s: float) -> str:
     """At most seven characters, down to tenths of a millisecond."""
     if 5e-5 <= time_s < 0.1:
@@ -92,7 +101,11 @@ def _seconds(time_s: float) -> str:
 def plans_json(
     candidates: Sequence[Candidate], chosen: Candidate, if_data_moved: str | None, notes: Sequence[str]
 ) -> dict[str, Any]:
-    """The machine-readable form of ``potluck plan``; ``step_s`` and ``idle_ratio`` are null where nothing fits."""
+    """The machine-readable form of ``potluck plan``; ``step_s`` and ``idle_ratio`` are null where nothing fits.
+
+    ``links`` of a device are ``[first, last + 1]`` in a pipeline, counted as attention and MLP of each block, else
+    null; ``bytes_sent`` are those of a step. ``micro_batch_size`` is null where the job's own holds.
+    """
     return {
         "best": chosen.strategy,
         "plans": [_candidate_json(c) for c in candidates],
@@ -114,6 +127,9 @@ def _candidate_json(c: Candidate) -> dict[str, Any]:
                     "memory_mib": round(device.memory_bytes / 2**20, 1),
                     "compute_s": device.compute_s,
                     "wait_s": device.wait_s,
+                    "bytes_sent": round(device.bytes_sent),
+                    "links": None if share.links is None else list(share.links.spans[0]),
+                    "speed": share.speed,
                 }
             )
     return {
@@ -123,5 +139,7 @@ def _candidate_json(c: Candidate) -> dict[str, Any]:
         "step_s": c.prediction.step_s if c.prediction else None,
         "idle_ratio": c.prediction.idle_ratio if c.prediction else None,
         "message_s": c.prediction.message_s if c.prediction else None,
+        "moves_data": c.moves_data,
+        "micro_batch_size": c.plan.micro_batch_size if c.plan else None,
         "devices": devices,
     }

@@ -6,17 +6,18 @@ from rich.table import Table
 
 from potluck.pool.plan import Plan
 from potluck.pool.result import Result
+from potluck.report.holdings import holdings
 
 
 def plan_table(plan: Plan, weights_mib: Sequence[float]) -> Table:
-    """Each device's share: query heads, MLP columns, vocabulary rows, and the MiB of weights they come to."""
+    """What each device holds, and the MiB of weights it comes to."""
     table = Table(title=f"Who holds what ({plan.strategy})", title_justify="left")
     table.add_column("device")
-    for unit in ("query heads", "MLP columns", "vocabulary rows", "weights"):
-        table.add_column(unit, justify="right")
-    for share, mib in zip(plan.devices, weights_mib, strict=True):
-        held = (f"{len(units):,}" for units in (share.heads, share.columns, share.vocab_rows))
-        table.add_row(share.name, *held, f"{mib:,.0f} MiB")
+    held = holdings(plan)
+    for unit in (*held, "weights"):
+        table.add_column(unit.replace("\n", " "), justify="right")
+    for device, mib, *cells in zip(plan.devices, weights_mib, *held.values(), strict=True):
+        table.add_row(device.name, *cells, f"{mib:,.0f} MiB")
     return table
 
 

@@ -1,0 +1,300 @@
+"""Which device walks which rows in the strategy ``data``, and what a step costs then.
+
+Each device has the whole model and walks its rows alone, so nothing is waited for until gradients are summed: a step
+takes the slowest device's rows, the sum, the optimizer and the new values::
+
+    step = max over devices of (rows / measured rows) * (seconds of one measured half-batch through the whole model)
+         + max over homes of optimizer + messages
+
+- Every trained tensor has a home, which receives the others' gradients, steps the tensor and broadcasts its values. Of
+  ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values travel in trees,
+  ``ceil(log2 n) * g``.
+- Values and gradients of what is trained are on every device, the optimizer's two moments at the home alone.
+- Rows are whole. Devices are as fast as their profiles say, and rows as long as the measured ones.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from potluck.errors import BadInput
+from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of, messages
+from potluck.pool.profile import Profile
+from potluck.pool.task import PerUnit, Task
+
+CHUNK_BYTES = 4 << 20
+"""Of gradients on their way to one home at once."""
+_ID_BYTES = 8
+_GROUPS_TRIED = 256
+
+
+def deal_rows(lengths: Sequence[int], speeds: Sequence[float]) -> list[list[int]]:
+    """The rows each device walks, so that the slowest device's ``tokens / speed`` is small.
+
+    Longest rows first, each to the device that would be done with it first; then single rows are moved away from the
+    slowest device, or swapped with others', as long as that helps. The first part alone is at most
+    ``2 - 2 / (m + 1)`` times the optimum of ``m`` devices (Gonzalez, Ibarra and Sahni, 1977), and optimal where all
+    rows are equally long; the second only improves on it. Every device that computes it comes to the same rows.
+
+    Args:
+        lengths: tokens of each row.
+        speeds: of each device, in any unit; a device with 0 gets no row.
+
+    Returns:
+        For each device the indices of its rows, ascending; perhaps none.
+
+    Raises:
+        ValueError: no device has a speed above 0, or one has a speed below.
+    """
+    if not any(speeds) or min(speeds) < 0:
+        raise ValueError(f"rows need devices with a speed above 0: {list(speeds)}")
+    fastest_first = sorted((d for d, speed in enumerate(speeds) if speed), key=lambda d: -speeds[d])
+    dealt: list[list[int]] = [[] for _ in speeds]
+    tokens = [0] * len(speeds)
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        device = min(fastest_first, key=lambda d: (tokens[d] + lengths[row]) / speeds[d])
+        dealt[device].append(row)
+        tokens[device] += lengths[row]
+    while change := _improvement(lengths, speeds, dealt, tokens, fastest_first):
+        slowest, row, other, back = change
+        _move(lengths, dealt, tokens, row, slowest, other)
+        if back is not None:
+            _move(lengths, dealt, tokens, back, other, slowest)
+    return [sorted(rows) for rows in dealt]
+
+
+def _improvement(
+    lengths: Sequence[int],
+    speeds: Sequence[float],
+    dealt: Sequence[Sequence[int]],
+    tokens: Sequence[int],
+    devices: Sequence[int],
+) -> tuple[int, int, int, int | None] | None:
+    """The slowest device, a row it gives away, to whom, and what it takes back if anything; None if nothing helps."""
+    slowest = max(devices, key=lambda d: tokens[d] / speeds[d])
+    best_s, best = tokens[slowest] / speeds[slowest], None
+    for row in dealt[slowest]:
+        for other in devices:
+            for back in () if other == slowest else (None, *dealt[other]):
+                given = lengths[row] - (0 if back is None else lengths[back])
+                if given <= 0:
+                    continue
+                both_s = max((tokens[slowest] - given) / speeds[slowest], (tokens[other] + given) / speeds[other])
+                if both_s < best_s:
+                    best_s, best = both_s, (slowest, row, other, back)
+    return best
+
+
+def _move(
+    lengths: Sequence[int], dealt: list[list[int]], tokens: list[int], row: int, source: int, target: int
+) -> None:
+    dealt[source].remove(row)
+    dealt[target].append(row)
+    tokens[source] -= lengths[row]
+    tokens[target] += lengths[row]
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What ``data`` makes of a group of devices."""
+
+    rows: tuple[int, ...]
+    """Of a step, that each device walks, all as long as the measured ones."""
+    speeds: tuple[float, ...]
+    """Rows a second of each device, by which rows are dealt; 0 for all where each walks the rows it owns."""
+    micro_batch_size: int
+    """Rows a device walks at once."""
+    prediction: Prediction
+
+
+def plan_rows(
+    task: Task, profiles: Sequence[Profile], rows: int, *, owners: Collection[str] = (), moved: bool = True
+) -> RowPlan:
+    """Deal a step's rows to these devices, as many at once as fit into memory, and predict the step.
+
+    At once a device walks no more rows than it was measured at, since their seconds are then known best.
+
+    Args:
+        task: the step.
+        profiles: of the devices that take part, coordinator first.
+        rows: of one step, over all owners.
+        owners: names of devices that have data, the coordinator always among them.
+        moved: whether rows may go to other devices than their owner's. Otherwise each owner walks an even part.
+
+    Raises:
+        BadInput: several devices, and one of them has no link; or rows may not move, and a device owns none.
+    """
+    owners = {profiles[0].device, *owners}
+    speeds = tuple(p.work.rows / float(walk_s) for p, walk_s in zip(profiles, _walk_s_D(task, profiles), strict=True))
+    if moved:
+        dealt = tuple(len(each) for each in deal_rows([1] * rows, speeds))
+    else:
+        if idle := [p.device for p in profiles if p.device not in owners]:
+            raise BadInput(f"{', '.join(idle)} would have no rows: there are no data on it, and data stay.")
+        dealt, speeds = (-(-rows // len(profiles)),) * len(profiles), (0.0,) * len(profiles)
+    for size in range(min(profiles[0].work.rows, max(dealt)), 0, -1):
+        prediction = predict_data(task, profiles, dealt, size, owners=owners, moved=moved)
+        if size == 1 or all(d.memory_bytes <= d.available_bytes for d in prediction.devices):
+            return RowPlan(dealt, speeds, size, prediction)
+    raise ValueError(f"a step needs rows, and a device was measured at some: {rows}, {profiles[0].work.rows}")
+
+
+def best_rows(
+    task: Task, profiles: Sequence[Profile], rows: int, *, owners: Collection[str] = (), at_least: int = 2
+) -> tuple[tuple[int, ...], RowPlan]:
+    """The group of devices whose step is shortest where rows may move, and its plan.
+
+    Owners and the coordinator take part. Of the others every group is tried, or, where there are more than 256 groups,
+    the fastest one, the fastest two, and so on. If no group fits into memory, the one that lacks least is given.
+
+    Args:
+        task: the step.
+        profiles: of all devices, coordinator first.
+        rows: of one step, over all owners.
+        owners: names of devices that have data, the coordinator always among them.
+        at_least: devices of the group; fewer only if there are not as many.
+
+    Returns:
+        Places in ``profiles``, ascending, and the plan of these devices.
+
+    Raises:
+        BadInput: several devices, and one of them has no link.
+    """
+    needed = [i for i, p in enumerate(profiles) if i == 0 or p.device in owners]
+    others = [i for i in range(len(profiles)) if i not in needed]
+    found = []
+    for chosen in _groups(task, profiles, others):
+        if len(needed) + len(chosen) >= min(at_least, len(profiles)):
+            group = tuple(sorted([*needed, *chosen]))
+            found.append((group, plan_rows(task, [profiles[i] for i in group], rows, owners=owners)))
+    return min(found, key=lambda each: (_missing_bytes(each[1].prediction), each[1].prediction.step_s))
+
+
+def _groups(task: Task, profiles: Sequence[Profile], others: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if 2 ** len(others) <= _GROUPS_TRIED:
+        for size in range(len(others) + 1):
+            yield from combinations(others, size)
+        return
+    walk_s_D = _walk_s_D(task, profiles)
+    fastest_first = sorted(others, key=lambda i: walk_s_D[i])
+    for size in range(len(others) + 1):
+        yield tuple(fastest_first[:size])
+
+
+def _missing_bytes(prediction: Prediction) -> float:
+    return max(0.0, *(d.memory_bytes - d.available_bytes for d in prediction.devices))
+
+
+def predict_data(
+    task: Task,
+    profiles: Sequence[Profile],
+    rows_D: Sequence[int],
+    micro_batch_size: int,
+    *,
+    owners: Collection[str] = (),
+    moved: bool = True,
+) -> Prediction:
+    """What a step of ``data`` is expected to take; see the module's text.
+
+    Args:
+        task: the step; its micro-batches and half-batches are those of other strategies and are not looked at.
+        profiles: of the devices that take part, coordinator first.
+        rows_D: rows of a step that each device walks.
+        micro_batch_size: rows that a device walks at once; activations are those of so many.
+        owners: names of devices that have data, the coordinator always among them.
+        moved: whether rows are dealt to devices that may not own them, and so are sent.
+
+    Raises:
+        BadInput: several devices, and one of them has no link.
+    """
+    work, n = profiles[0].work, len(profiles)
+    owners = {profiles[0].device, *owners}
+    walk_s_D = np.array(rows_D) / work.rows * _walk_s_D(task, profiles)
+    once_s_D = np.array([p.optimizer_s(_of_whole(task.trained, task) / n) for p in profiles])
+    compute_s_D = walk_s_D + once_s_D
+    busiest_s = float(walk_s_D.max() + once_s_D.max())
+
+    exact = 8 if work.dtype == "fp64" else 4
+    gradient_bytes = _of_whole(task.trained, task) * exact
+    row_bytes = (work.length + work.supervised / work.rows) * _ID_BYTES if moved else 0.0
+    rows = sum(rows_D)
+    moved_D = [
+        (rows / len(owners)) * (1 - each / rows) * (p.device in owners)
+        for p, each in zip(profiles, rows_D, strict=True)
+    ]
+    costs = costs_of(_alone(task, micro_batch_size / work.rows, exact * (1 - 1 / n)), profiles, owners)
+    message_s = 0.0
+    if n > 1:
+        # sums that only their homes need send half of what an all-reduce does
+        summed = replace(task, micro_batches=0, partial_bytes=gradient_bytes / 2, kv_trained_bytes=0.0)
+        sent = messages(replace(summed, whole_bytes=gradient_bytes), np.array(float(n)))
+        count = sent.count + 2 * (len(owners) - 1) + bool(row_bytes)
+        carried = sent.bytes + sum(moved_D) * row_bytes
+        message_s = float(count * costs.latency_D.max() + carried * costs.s_per_byte_D.max())
+    whole_MD3 = np.broadcast_to(np.array(task.totals, dtype=np.int64), (1, n, 3))
+    memory_D = costs.memory(whole_MD3, np.ones(1))[0] + _reducing_bytes(gradient_bytes, n)
+    to_and_from_homes = (n - 1) / n * gradient_bytes
+    devices = tuple(
+        DevicePrediction(
+            name=p.device,
+            compute_s=float(compute_s_D[i]),
+            wait_s=busiest_s - float(compute_s_D[i]),
+            memory_bytes=float(memory_D[i]),
+            available_bytes=float(costs.available_D[i]),
+            bytes_sent=to_and_from_homes * (1 + bool(rows_D[i])) + moved_D[i] * row_bytes,
+        )
+        for i, p in enumerate(profiles)
+    )
+    step_s = busiest_s + message_s
+    return Prediction(step_s, sum(d.wait_s for d in devices) / (n * step_s) if step_s else 0.0, message_s, devices)
+
+
+def _walk_s_D(task: Task, profiles: Sequence[Profile]) -> Floats:
+    """Seconds in which each device walks one measured half-batch through the whole model, both ways."""
+    return np.array(
+        [
+            task.layers * p.attention_s(task.heads)
+            + task.mlp_layers * p.mlp_s(task.columns)
+            + p.head_s(task.vocab_rows)
+            for p in profiles
+        ]
+    )
+
+
+def _of_whole(amounts: PerUnit, task: Task) -> float:
+    """All units of the model together."""
+    units = task.heads * amounts.head + task.kv_heads * amounts.kv_head + task.columns * amounts.column
+    return units + task.vocab_rows * amounts.vocab_row + amounts.replicated
+
+
+def _alone(task: Task, part: float, moments_elsewhere: float) -> Task:
+    """The task as a device sees it that walks ``part`` of a measured half-batch at once, with everything in one graph.
+
+    ``moments_elsewhere`` is what the optimizer keeps at the homes on other devices, bytes a moment and element.
+    """
+    weights, trained = task.weights, task.trained
+    less = 2 * moments_elsewhere
+    return replace(
+        task,
+        half_batches=1,
+        longest_part=task.longest_part * part,
+        kept_bytes=task.kept_bytes * part,
+        head_work_bytes=task.head_work_bytes * max(1.0, part / task.half_batches),
+        weights=PerUnit(
+            head=weights.head - less * trained.head,
+            kv_head=weights.kv_head - less * trained.kv_head,
+            column=weights.column - less * trained.column,
+            vocab_row=weights.vocab_row - less * trained.vocab_row,
+            replicated=weights.replicated - less * trained.replicated,
+        ),
+    )
+
+
+def _reducing_bytes(gradient_bytes: float, n: int) -> float:
+    """Chunks of gradients in flight, two each way with each other device, and one home's values."""
+    if n == 1:
+        return 0.0
+    of_home = gradient_bytes / n
+    return 4 * (n - 1) * min(CHUNK_BYTES, of_home) + of_home

@@ -1,0 +1,260 @@
+"""What ranges of links cost as stages of a pipeline: seconds, waiting, memory and bytes, from the devices' profiles.
+
+The chain has two links a block: ``2 i`` is attention of block ``i``, ``2 i + 1`` its MLP. A micro-batch of ``R`` rows
+takes a link ``R / rows measured`` times its measured seconds, the head (on the last stage) likewise. Between two stages
+``[R, S, D]`` travels, the stream forward and its gradient back:
+
+    message = latency + bytes * s_per_byte        of the slower of the two links
+
+Handling a message costs the compute that goes on meanwhile half of what it costs in an all-reduce of as many bytes
+sent: there each device sends and receives, here it does one of them (``Link.covered_s``).
+After the last walk come the norm, the optimizer (at once on all stages) and the clocks.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from potluck.job import Job
+from potluck.models.families.decoder import Decoder
+from potluck.pool.cost import OWNER_BYTES, DevicePrediction, Floats, Prediction, costs_of
+from potluck.pool.profile import Link, Profile, Work
+from potluck.pool.simulate import Simulated, simulate
+from potluck.pool.task import PerUnit, Task, task_of
+
+_ID_BYTES = 8
+_BUFFERS = 4
+"""Messages that a stage holds: either way one that comes and one that leaves."""
+_GROUP_MESSAGES = 2
+"""Of all stages: norm and loss, clocks. Layouts come beside, two messages an owner."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive links of one device."""
+
+    device: int
+    """Its place among the profiles."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Several devices (``D``) and all links (``N``), for micro-batches of one size; sums from the first link on."""
+
+    task: Task
+    """Of one micro-batch that walks alone."""
+    work: Work
+    """Of one micro-batch."""
+    names: tuple[str, ...]
+    owners: frozenset[str]
+    rows: tuple[int, ...]
+    """Of each micro-batch of a step; the first has most."""
+    seconds_DN1: Floats
+    """``[D, N + 1]`` forward and backward together; without the head."""
+    head_s_D: Floats
+    forward_part_D: Floats
+    handling_s_D: Floats
+    """Of one message, sent or received."""
+    latency_D: Floats
+    s_per_byte_D: Floats
+    weights_N1: Floats
+    """``[N + 1]`` bytes of weights, and of gradients and optimizer state."""
+    graphs_DN1: Floats
+    """``[D, N + 1]`` bytes that one micro-batch in flight keeps."""
+    trained_N1: Floats
+    """``[N + 1]`` elements that the optimizer steps."""
+    optimizer_s_D2: Floats
+    """For nothing, and of one element."""
+    fixed_D: Floats
+    """Bytes of a device without links."""
+    head_bytes: float
+    available_D: Floats
+
+    @property
+    def links(self) -> int:
+        """Of the whole chain."""
+        return len(self.weights_N1) - 1
+
+    @property
+    def parts(self) -> list[float]:
+        """Rows of each micro-batch by those of the first."""
+        return [rows / self.rows[0] for rows in self.rows]
+
+    def message_s(self, a: int, b: int) -> float:
+        """Seconds of a whole micro-batch's message between two devices."""
+        latency = max(self.latency_D[a], self.latency_D[b])
+        return float(latency + self.task.message_bytes * max(self.s_per_byte_D[a], self.s_per_byte_D[b]))
+
+    def walk_s(self, stage: Stage) -> tuple[float, float]:
+        """Forward and backward seconds of a whole micro-batch."""
+        d = stage.device
+        whole = self.seconds_DN1[d, stage.stop] - self.seconds_DN1[d, stage.start]
+        forward, backward = self.forward_part_D[d] * whole, (1 - self.forward_part_D[d]) * whole
+        handling = self.handling_s_D[d] * ((stage.start > 0) + (stage.stop < self.links))
+        head = self.head_s_D[d] if stage.stop == self.links else 0.0
+        return float(forward + handling), float(backward + handling + head)
+
+    def walks_s(self, device: int) -> Floats:
+        """``[N + 1, N + 1]`` seconds, both ways, of one device with links from the first index to the second."""
+        seconds_N1 = self.seconds_DN1[device]
+        whole_NN = seconds_N1[None, :] - seconds_N1[:, None] + 4 * self.handling_s_D[device]
+        whole_NN[0] -= 2 * self.handling_s_D[device]
+        whole_NN[:, -1] += self.head_s_D[device] - 2 * self.handling_s_D[device]
+        return np.asarray(whole_NN)
+
+    def memory(self, stage: Stage, in_flight: int) -> float:
+        """Bytes of a stage through which ``in_flight`` micro-batches are on their way."""
+        return float(self.memories(stage.device, in_flight)[stage.start, stage.stop])
+
+    def memories(self, device: int, in_flight: int) -> Floats:
+        """``[N + 1, N + 1]`` bytes of one device with links from the first index to the second."""
+        task = self.task
+        graphs_N1 = self.graphs_DN1[device]
+        kept_N1 = np.arange(self.links + 1) * task.kept_bytes / 2 if task.checkpointing else graphs_N1
+        held_N1 = self.weights_N1 + in_flight * kept_N1
+        going_back = np.diff(graphs_N1).max()
+        bytes_NN = held_N1[None, :] - held_N1[:, None] + self.fixed_D[device] + going_back
+        bytes_NN[:, -1] += self.head_bytes
+        return np.asarray(bytes_NN)
+
+    def simulated(self, stages: Sequence[Stage], *, messages: bool = True) -> Simulated:
+        """One step's walks; ``messages`` take no time if False."""
+        parts = self.parts
+        walks = [self.walk_s(stage) for stage in stages]
+        between = []
+        for a, b in pairwise(stages):
+            latency = max(self.latency_D[a.device], self.latency_D[b.device])
+            rest = self.message_s(a.device, b.device) - latency
+            between.append([messages * float(latency + rest * part) for part in parts])
+        return simulate(
+            [[forward * part for part in parts] for forward, _ in walks],
+            [[backward * part for part in parts] for _, backward in walks],
+            len(parts),
+            between,
+        )
+
+    def once_s(self, stages: Sequence[Stage]) -> tuple[list[float], float]:
+        """Seconds of each stage's optimizer, and of the messages of the whole group."""
+        optimizer_s = [
+            float(np.dot(self.optimizer_s_D2[s.device], (1, self.trained_N1[s.stop] - self.trained_N1[s.start])))
+            for s in stages
+        ]
+        count = _GROUP_MESSAGES + 2 * len(self.owners) if len(stages) > 1 else 0
+        return optimizer_s, count * float(max(self.latency_D[s.device] for s in stages))
+
+    def bytes_sent(self, stage: Stage) -> float:
+        """In a step: streams and gradients to neighbours, and an owner's ids and labels to the ends of the chain."""
+        is_first, is_last = stage.start == 0, stage.stop == self.links
+        owned_parts = sum(self.parts) / len(self.owners) * (self.names[stage.device] in self.owners)
+        ids, labels = self.work.rows * self.work.length, self.work.supervised
+        between = sum(self.parts) * self.task.message_bytes * ((not is_first) + (not is_last))
+        return between + owned_parts * _ID_BYTES * (ids * (not is_first) + labels * (not is_last))
+
+
+def stage_costs(
+    job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], owners: Collection[str], rows: int
+) -> StageCosts:
+    """Arrange profiles for micro-batches of ``rows`` rows; the first device is the coordinator, always an owner.
+
+    Raises:
+        BadInput: several devices, and one of them has no link; or an adapter's target matches nothing.
+    """
+    owners = frozenset({profiles[0].device, *owners})
+    a_turn = rows_a_turn(job, work, len(owners))
+    size = min(rows, a_turn)
+    scale = size / work.rows
+    measured = work.model_copy(update={"rows": size, "supervised": max(1, round(work.supervised * scale))})
+    alone = job.model_copy(update={"half_batches": 1, "micro_batch_size": size, "batch_size": size})
+    task = task_of(alone, decoder, measured)
+    costs = costs_of(task, profiles, owners)
+    L, last_mlp = task.layers, task.mlp_layers - (task.layers - 1)
+    mlp_L = np.append(np.ones(L - 1), last_mlp)
+    several = len(profiles) > 1
+
+    def by_link(attention: float, mlp_L: Floats) -> Floats:
+        return np.concatenate(([0.0], np.cumsum(np.stack((np.full(L, attention), mlp_L), 1))))
+
+    def amounts(per: PerUnit) -> Floats:
+        attention = (per.head * task.heads + per.kv_head * task.kv_heads + per.replicated / 2) / L
+        return by_link(attention, np.full(L, (per.column * task.columns + per.replicated / 2) / L))
+
+    return StageCosts(
+        task=task,
+        work=measured,
+        names=costs.names,
+        owners=owners,
+        rows=(*[size] * (a_turn // size), *([a_turn % size] if a_turn % size else [])) * len(owners),
+        seconds_DN1=np.stack(
+            [by_link(p.attention_s(task.heads), p.mlp_s(task.columns) * mlp_L) * scale for p in profiles]
+        ),
+        head_s_D=np.array([p.head_s(task.vocab_rows) * scale for p in profiles]),
+        forward_part_D=np.array([p.forward_part for p in profiles]),
+        handling_s_D=np.array([_handling_s(p.link, task) if several else 0.0 for p in profiles]),
+        latency_D=costs.latency_D,
+        s_per_byte_D=costs.s_per_byte_D,
+        weights_N1=amounts(task.weights),
+        graphs_DN1=np.stack(
+            [
+                by_link(p.attention_bytes(task.heads), np.full(L, p.mlp_bytes(task.columns)))
+                * scale
+                * task.longest_part
+                for p in profiles
+            ]
+        ),
+        trained_N1=amounts(task.trained),
+        optimizer_s_D2=np.array([(p.optimizer_s.alpha, p.optimizer_s.beta) for p in profiles]),
+        fixed_D=np.array(
+            [
+                p.runtime_bytes
+                + several * _BUFFERS * task.message_bytes * task.longest_part
+                + (OWNER_BYTES if p.device in owners else 0)
+                for p in profiles
+            ]
+        ),
+        head_bytes=task.weights.vocab_row * task.vocab_rows + task.head_work_bytes,
+        available_D=costs.available_D,
+    )
+
+
+def predict_stages(costs: StageCosts, stages: Sequence[Stage]) -> Prediction:
+    """What a step of these stages, in the order of the chain, is expected to take; devices in the order of ``costs``.
+
+    A stage that its neighbours keep from computing waits, be it for their compute or for their message.
+    """
+    P = len(stages)
+    run = costs.simulated(stages)
+    optimizer_s, group_s = costs.once_s(stages)
+    step_s = run.step_s + max(optimizer_s) + group_s
+    devices = {
+        stage.device: DevicePrediction(
+            costs.names[stage.device],
+            compute_s=run.busy_s[s] + optimizer_s[s],
+            wait_s=max(0.0, step_s - group_s - run.busy_s[s] - optimizer_s[s]),
+            memory_bytes=costs.memory(stage, min(P - s, len(costs.rows))),
+            available_bytes=float(costs.available_D[stage.device]),
+            bytes_sent=costs.bytes_sent(stage),
+        )
+        for s, stage in enumerate(stages)
+    }
+    listed = tuple(devices[d] for d in sorted(devices))
+    waited = math.fsum(device.wait_s for device in listed)
+    message_s = run.step_s - costs.simulated(stages, messages=False).step_s + group_s
+    return Prediction(step_s, waited / (P * step_s) if step_s else 0.0, message_s, listed)
+
+
+def rows_a_turn(job: Job, work: Work, owners: int) -> int:
+    """Rows that an owner brings to a step; fewer than the job's where measuring has found fewer examples."""
+    rows = math.ceil(job.batch_size / owners)
+    return rows if job.micro_batch_size else min(rows, work.rows * job.half_batches)
+
+
+def _handling_s(link: Link | None, task: Task) -> float:
+    if link is None or not link.covered_bytes:
+        return 0.0
+    both_ways_bytes = link.covered_bytes * 2 * (link.world_size - 1) / link.world_size
+    return task.message_bytes * link.covered_s / both_ways_bytes / 2

@@ -1,0 +1,267 @@
+"""``data``: every device has the whole model, walks rows of its own alone, and gradients are summed once a step.
+
+Rows of the whole step are dealt to devices by length and speed, as every device computes them from the layouts; an
+owner sends the token ids and targets of a row to the device that walks it, and to no other. Or each owner walks the
+rows it owns, and no id or label travels.
+
+A gradient is needed at its tensor's home alone, which steps the tensor and gives everyone its values. So each device
+sends it there directly: ``(n - 1) / n`` of all gradients instead of the ``2 (n - 1) / n`` of an all-reduce. The home
+adds what comes in the order of ranks.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from potluck.chain.comm import Comm, Message
+from potluck.chain.loss import Targets, cross_entropy
+from potluck.chain.piece import At
+from potluck.chain.whole import Whole
+from potluck.models.build import Part
+from potluck.pool.gather import gather_whole
+from potluck.pool.gradients import Held, hold
+from potluck.pool.halves import deal
+from potluck.pool.micro_batch import MicroBatch
+from potluck.pool.rows import CHUNK_BYTES, deal_rows
+from potluck.texts.batch import Batch, Layout
+from potluck.texts.order import micro_batches as consecutive
+
+_ROWS_TAG, _GRADIENTS_TAG = 1, 2
+_CHUNKS_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row of a step, as every device knows it."""
+
+    owner: int
+    micro_batch: int
+    row: int
+    length: int
+    positions: tuple[int, ...]
+    """Its supervised positions."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row where it is walked."""
+
+    place: Place
+    ids_S: Tensor
+    targets_N: Tensor
+
+
+class DataParallel:
+    """See :class:`potluck.pool.strategies.strategy.Strategy`."""
+
+    def __init__(
+        self,
+        part: Part,
+        comm: Comm,
+        *,
+        speeds: Sequence[float] | None,
+        micro_batch_size: int | None,
+        checkpointing: bool,
+        seed: int,
+    ) -> None:
+        """Prepare this device's walks.
+
+        Args:
+            part: the whole model, built as the one share of one rank.
+            comm: the messages.
+            speeds: of all ranks, by which rows are dealt; None where each owner walks its own.
+            micro_batch_size: rows walked at once, at most; all of them if None.
+            checkpointing: recompute each piece in the backward walk.
+            seed: from which masks of dropout follow.
+
+        Raises:
+            ValueError: there is not one speed a rank, or none is above 0.
+        """
+        if speeds is not None and (len(speeds) != comm.world_size or not max(speeds) > 0 or min(speeds) < 0):
+            raise ValueError(f"{comm.world_size} devices need a speed each, one of them above 0: {list(speeds)}")
+        self.part, self._comm = part, comm
+        # "equal": once a walk has brought them home, gradients need no other sum
+        self._trained = [replace(t, dim=None, held=(), gradient="equal") for t in part.chain.trained]
+        self.held = hold(self._trained, comm.rank, comm.world_size)
+        self._speeds, self._micro_batch_size, self._seed = speeds, micro_batch_size, seed
+        self._whole = Whole(part.chain, checkpointing=checkpointing)
+
+    def walk(self, micro_batches: Sequence[MicroBatch], step: int, step_targets: int) -> Tensor:
+        """Walk this device's rows of the step and bring gradients home; where a tensor has no home here, none stays."""
+        dealt = self._dealt(micro_batches)
+        comm = self._comm
+        leaving = list(self._send_rows(dealt, micro_batches))
+        rows = self._rows(dealt[comm.rank], micro_batches)
+        total = torch.zeros((), dtype=torch.float64)
+        for i, batch in enumerate(_batches(rows, self._micro_batch_size)):
+            total += self._walked(batch, At(self._seed, step, comm.rank, i), step_targets)
+        for message in leaving:
+            message.wait()
+        reduce_to_homes(self.held, [rank for rank, places in enumerate(dealt) if places], comm)
+        return total
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Rank 0 has everything."""
+        return gather_whole(self._trained, self._comm)
+
+    def _dealt(self, micro_batches: Sequence[MicroBatch]) -> list[list[Place]]:
+        """For each rank the rows it walks; rows without a target teach nothing and are left out."""
+        places = [
+            Place(each.owner, m, row, length, positions)
+            for m, each in enumerate(micro_batches)
+            for row, (length, positions) in enumerate(zip(each.layout.lengths, each.layout.positions, strict=True))
+            if positions
+        ]
+        if self._speeds is None:
+            return [[place for place in places if place.owner == rank] for rank in range(self._comm.world_size)]
+        dealt = deal_rows([place.length for place in places], self._speeds)
+        return [sorted((places[i] for i in rows), key=lambda place: place.owner) for rows in dealt]
+
+    def _send_rows(self, dealt: Sequence[Sequence[Place]], micro_batches: Sequence[MicroBatch]) -> Iterator[Message]:
+        """Start sending the rows that are owned here and walked elsewhere, one message a device."""
+        rank = self._comm.rank
+        for other, places in enumerate(dealt):
+            mine = [_owned(place, micro_batches) for place in places if other != rank and place.owner == rank]
+            if mine:
+                content = torch.cat([part for row in mine for part in (row.ids_S, row.targets_N)])
+                yield self._comm.start_send(content, other, _ROWS_TAG, exact=True)
+
+    def _rows(self, places: Sequence[Place], micro_batches: Sequence[MicroBatch]) -> list[Row]:
+        """What this device walks, of its own data and of what others send."""
+        rows: list[Row] = []
+        asked: list[tuple[list[Place], Message]] = []
+        for owner, group in groupby(places, key=lambda place: place.owner):
+            owned = list(group)
+            if owner == self._comm.rank:
+                rows += [_owned(place, micro_batches) for place in owned]
+            else:
+                numbers = sum(place.length + len(place.positions) for place in owned)
+                content = torch.empty(numbers, dtype=torch.long)
+                asked.append((owned, self._comm.start_receive(content, owner, _ROWS_TAG)))
+        for owned, message in asked:
+            sizes = [size for place in owned for size in (place.length, len(place.positions))]
+            parts = message.wait().split(sizes)
+            rows += [Row(*each) for each in zip(owned, parts[::2], parts[1::2], strict=True)]
+        return rows
+
+    def _walked(self, batch: Batch, at: At, step_targets: int) -> Tensor:
+        """Walk a few rows both ways; their part of the loss."""
+        part, (half,) = self.part, deal(batch.layout, batch, 1)
+        assert half.ids_BS is not None
+        assert half.targets_N is not None
+        h_ND = self._whole(part.embedding(half.ids_BS, part.stream), half.positions_N, at)
+        targets = Targets([half.targets_N], lambda ids: part.head.W_VD[ids])
+        loss, (gradient_1ND,) = cross_entropy(part.head, [h_ND.detach()[None]], targets, step_targets, Comm())
+        if h_ND.requires_grad:
+            h_ND.backward(gradient_1ND[0])
+        return loss.double()
+
+
+def _owned(place: Place, micro_batches: Sequence[MicroBatch]) -> Row:
+    batch = micro_batches[place.micro_batch].batch
+    assert batch is not None
+    first = sum(len(positions) for positions in batch.layout.positions[: place.row])
+    return Row(place, batch.ids_BS[place.row, : place.length], batch.targets_N[first : first + len(place.positions)])
+
+
+def _batches(rows: Sequence[Row], size: int | None) -> Iterator[Batch]:
+    """Rows of about one length together, at most ``size`` and evenly many, padded to their longest."""
+    if not rows:
+        return
+    by_length = sorted(rows, key=lambda row: row.place.length)
+    count = math.ceil(len(rows) / (size or len(rows)))
+    for indices in consecutive(range(len(rows)), math.ceil(len(rows) / count)):
+        these = [by_length[i] for i in indices]
+        layout = Layout(tuple(r.place.length for r in these), tuple(r.place.positions for r in these))
+        ids_BS = pad_sequence([row.ids_S for row in these], batch_first=True)
+        yield Batch(ids_BS, torch.cat([row.targets_N for row in these]), layout)
+
+
+def reduce_to_homes(
+    held: Sequence[Held], walkers: Sequence[int], comm: Comm, *, chunk_bytes: int = CHUNK_BYTES
+) -> None:
+    """Sum gradients at each tensor's home, in place and in their own dtype; elsewhere they are let go.
+
+    Args:
+        held: tensors that every device has whole, all of one dtype.
+        walkers: ranks that have gradients, ascending; the others send nothing.
+        comm: the messages.
+        chunk_bytes: of one home's gradients, sent at once; two chunks a home are on their way.
+
+    Raises:
+        DeviceLost: another device ended.
+    """
+    rank = comm.rank
+    for h in held:
+        if h.trained.local.grad is None and (h.home == rank or rank in walkers):
+            h.trained.local.grad = torch.zeros_like(h.trained.local)
+    if comm.group is None:
+        return
+    awaited_s = comm.clocks.awaited_s
+    homes = [list(_chunks([h for h in held if h.home == home], chunk_bytes)) for home in range(comm.world_size)]
+    in_flight: deque[_Exchanged] = deque()
+    for chunk_of_home in zip_longest(*homes, fillvalue=[]):
+        if len(in_flight) == _CHUNKS_IN_FLIGHT:
+            in_flight.popleft().finish()
+        in_flight.append(_Exchanged(chunk_of_home, walkers, comm))
+    while in_flight:
+        in_flight.popleft().finish()
+    for h in held:
+        if h.home != rank:
+            h.trained.local.grad = None
+    # all devices take part at the same point, so clocks read it as one message of theirs
+    comm.clocks.blocked_s.append(comm.clocks.awaited_s - awaited_s)
+    comm.clocks.awaited_s = awaited_s
+
+
+def _chunks(held: Sequence[Held], chunk_bytes: int) -> Iterator[list[Tensor]]:
+    """Parts of gradients, flat and in place, up to ``chunk_bytes`` together; alike on all devices but for contents.
+
+    A device without gradients has the tensors' parts in their places, whose sizes alone it needs.
+    """
+    chunk: list[Tensor] = []
+    room = 0
+    for h in held:
+        tensor = h.trained.local.detach() if h.trained.local.grad is None else h.trained.local.grad
+        rest = tensor.view(-1)
+        while rest.numel():
+            if room == 0:
+                if chunk:
+                    yield chunk
+                chunk, room = [], max(1, chunk_bytes // rest.element_size())
+            chunk.append(rest[:room])
+            rest, room = rest[room:], room - chunk[-1].numel()
+    if chunk:
+        yield chunk
+
+
+class _Exchanged:
+    """One chunk of each home on its way."""
+
+    def __init__(self, chunk_of_home: Sequence[list[Tensor]], walkers: Sequence[int], comm: Comm) -> None:
+        rank = comm.rank
+        self._mine = chunk_of_home[rank]
+        numbers = sum(part.numel() for part in self._mine)
+        self._arriving = [
+            comm.start_receive(self._mine[0].new_empty(numbers), source, _GRADIENTS_TAG)
+            for source in walkers
+            if source != rank and numbers
+        ]
+        self._leaving = [
+            comm.start_send(parts[0] if len(parts) == 1 else torch.cat(parts), home, _GRADIENTS_TAG, exact=True)
+            for home, parts in enumerate(chunk_of_home)
+            if home != rank and rank in walkers and parts
+        ]
+
+    def finish(self) -> None:
+        for message in self._arriving:
+            added = message.wait().split([part.numel() for part in self._mine])
+            torch._foreach_add_(self._mine, added)
+        for message in self._leaving:
+            message.wait()

@@ -1,0 +1,186 @@
+"""``pipeline``: every device walks some consecutive links whole, its stage; micro-batches follow each other.
+
+Between two stages travels the residual stream ``[B, S, D]`` and, where something is trained before the border, its
+gradient back. Stages walk in the order of 1F1B (``schedule``). Token ids go to the first stage, which embeds them, and
+labels to the last, which has the whole head: ``pipeline`` moves data.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from potluck.chain.comm import Comm
+from potluck.chain.loss import Targets, cross_entropy
+from potluck.chain.piece import At
+from potluck.chain.ranges import Ranges
+from potluck.chain.whole import Whole
+from potluck.models.build import Part
+from potluck.pool.gather import gather_named
+from potluck.pool.gradients import Held
+from potluck.pool.halves import deal
+from potluck.pool.micro_batch import MicroBatch
+from potluck.pool.strategies.boxes import Delivery, Inbox, Outbox
+from potluck.pool.strategies.schedule import one_forward_one_backward
+
+_STREAM, _GRADIENT, _IDS, _LABELS = 1, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """One device's place along the chain."""
+
+    ranks: tuple[int, ...]
+    """Of all devices, the first stage's first."""
+    stage: int
+
+    @classmethod
+    def of(cls, links: Sequence[Ranges], rank: int) -> "Place":
+        """Where ``rank`` stands, given every rank's links."""
+        ranks = sorted(range(len(links)), key=lambda each: links[each].spans)
+        return cls(tuple(ranks), ranks.index(rank))
+
+    @property
+    def before(self) -> int | None:
+        """Rank of the stage before this one."""
+        return self.ranks[self.stage - 1] if self.stage else None
+
+    @property
+    def after(self) -> int | None:
+        """Rank of the stage after this one."""
+        return self.ranks[self.stage + 1] if self.stage + 1 < len(self.ranks) else None
+
+
+class Pipeline:
+    """See :class:`potluck.pool.strategies.strategy.Strategy`.
+
+    Other than elsewhere, a device lists the trained tensors of its own stage alone: they are whole there and nobody
+    else has them, so nothing of them is summed or spread.
+    """
+
+    def __init__(self, part: Part, comm: Comm, links: Sequence[Ranges], *, checkpointing: bool, seed: int) -> None:
+        """Prepare this device's walks; all devices do so together.
+
+        Args:
+            part: this rank's links, whole; the last stage's has all rows of the head.
+            comm: the messages.
+            links: of each rank, one range; all ranges make the whole chain, and give the order of the stages.
+            checkpointing: recompute each link in the backward walk.
+            seed: from which masks of dropout follow.
+
+        Raises:
+            DeviceLost: another device ended.
+        """
+        self.part, self.comm, self.seed = part, comm, seed
+        self.place = Place.of(links, comm.rank)
+        trained = part.chain.trained
+        self.held = [Held(replace(t, dim=None, held=(), gradient="cut"), None) for t in trained]
+        self.module = Whole(part.chain, checkpointing=checkpointing)
+        trains = comm.all_gather(torch.tensor([bool(trained)])).wait().flatten().tolist()
+        self.trained_before = any(trains[rank] for rank in self.place.ranks[: self.place.stage])
+        """Whether a stage before this one wants a gradient."""
+
+    def walk(self, micro_batches: Sequence[MicroBatch], step: int, step_targets: int) -> Tensor:
+        """Walk the micro-batches in the order of 1F1B."""
+        stage = _Step(self, micro_batches, step, step_targets)
+        for direction, m in one_forward_one_backward(self.place.stage, len(self.place.ranks), len(micro_batches)):
+            if direction == "forward":
+                stage.forward(m)
+            else:
+                stage.backward(m)
+        return stage.end()
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Bring the trained tensors to rank 0, stage after stage."""
+        return gather_named([(t.name, t.local) for t in self.part.chain.trained], self.comm, self.place.ranks)
+
+
+@dataclass
+class _Visit:
+    """What a micro-batch leaves between its two walks."""
+
+    x_BSD: Tensor
+    out: GradientEdge
+    out_grad: Tensor | None
+    """Where the loss is computed."""
+
+
+class _Step:
+    """One stage's walks of one step."""
+
+    def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch], step: int, step_targets: int) -> None:
+        """Ask for the first contents; an owner sends ids and labels where they are needed."""
+        self._pipeline, self._step, self._step_targets = pipeline, step, step_targets
+        comm, place, part = pipeline.comm, pipeline.place, pipeline.part
+        self._wholes = [deal(each.layout, each.batch, 1)[0] for each in micro_batches]
+        owners = [each.owner for each in micro_batches]
+        ids_BS, labels_N = [each.ids_BS for each in self._wholes], [each.targets_N for each in self._wholes]
+        shapes_BS = [each.shape_BS for each in self._wholes]
+        shapes_N = [(each.positions_N.numel(),) for each in self._wholes]
+        self._ids = Delivery(comm, owners, ids_BS, shapes_BS, place.ranks[0], _IDS)
+        self._labels = Delivery(comm, owners, labels_N, shapes_N, place.ranks[-1], _LABELS)
+        shapes_BSD = [(B, S, part.hidden_size) for B, S in shapes_BS]
+        self._trained = pipeline.trained_before or bool(part.chain.trained)
+        self._x_in = self._x_out = self._gradients_in = self._gradients_out = None
+        stages = len(place.ranks)  # no more walk ahead of the stage after them, so no sender of 1F1B waits
+        if place.before is not None:
+            self._x_in = Inbox(comm, place.before, _STREAM, shapes_BSD, part.stream)
+            if pipeline.trained_before:
+                self._gradients_out = Outbox(comm, place.before, _GRADIENT, most=stages)
+        if place.after is not None:
+            self._x_out = Outbox(comm, place.after, _STREAM, most=stages)
+            if self._trained:
+                self._gradients_in = Inbox(comm, place.after, _GRADIENT, shapes_BSD, part.stream)
+        self._visits: dict[int, _Visit] = {}
+        self._loss = torch.zeros((), dtype=torch.float64)
+
+    def forward(self, m: int) -> None:
+        """Walk one micro-batch forward, and send what comes out or compute the loss."""
+        pipeline, part, whole = self._pipeline, self._pipeline.part, self._wholes[m]
+        if self._x_in is None:
+            x_BSD = part.embedding(self._ids.take(m), part.stream)
+        else:
+            x_BSD = self._x_in.take().to(part.stream)
+        x_BSD.requires_grad_(pipeline.trained_before)
+        is_last = self._x_out is None
+        out: Tensor = pipeline.module(
+            x_BSD, whole.positions_N if is_last else None, At(pipeline.seed, self._step, m, 0)
+        )
+        out_grad = None
+        if self._x_out is None:
+            out_grad = self._loss_gradient(out.detach(), self._labels.take(m))
+        else:
+            self._x_out.put(out)
+        if self._trained:
+            self._visits[m] = _Visit(x_BSD, get_gradient_edge(out), out_grad)
+
+    def backward(self, m: int) -> None:
+        """Walk one micro-batch back, adding to gradients of what is trained, and send what remains."""
+        if not self._trained:
+            return
+        visit = self._visits.pop(m)
+        out_grad = visit.out_grad
+        if self._gradients_in is not None:
+            out_grad = self._gradients_in.take().to(self._pipeline.part.stream)
+        assert out_grad is not None
+        torch.autograd.backward([visit.out], [out_grad])
+        if self._gradients_out is not None:
+            assert visit.x_BSD.grad is not None
+            self._gradients_out.put(visit.x_BSD.grad)
+
+    def end(self) -> Tensor:
+        """Wait until everything has left; this device's part of the loss."""
+        for box in (self._ids, self._labels, self._x_out, self._gradients_out):
+            if box is not None:
+                box.empty()
+        return self._loss
+
+    def _loss_gradient(self, h_ND: Tensor, labels_N: Tensor) -> Tensor:
+        """``[N, D]``, of the last hidden states of supervised positions."""
+        head = self._pipeline.part.head
+        targets = Targets([labels_N], lambda ids: head.W_VD[ids])
+        loss, (gradient_1ND,) = cross_entropy(head, [h_ND[None]], targets, self._step_targets, Comm())
+        self._loss += loss.double()
+        return gradient_1ND[0]

@@ -1,0 +1,374 @@
+"""Rows dealt to devices train exactly as one device that walks them all, in float64; ids go where they are walked."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pool.leaks import leaks, secrets
+from pool.plain import PlainRun, exact_norms, plain_run
+from pool.profiles import job, profile, work
+from pool.tiny import VOCAB, batch, config, save_tiny, shares, three_steps
+from potluck.chain.comm import Comm
+from potluck.chain.trained import Trained
+from potluck.job import Lora
+from potluck.models.build import Part, build_part
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_of
+from potluck.pool.gradients import hold, spread_values, squared_norm, unequal
+from potluck.pool.micro_batch import MicroBatch
+from potluck.pool.rows import deal_rows, predict_data
+from potluck.pool.step import Settings, Stepper
+from potluck.pool.strategies.data import DataParallel, reduce_to_homes
+from potluck.pool.task import task_of
+from potluck.pool.turns import Turn
+from potluck.texts.batch import Batch, Layout
+from worlds import run_world
+
+LEARNING_RATE, CLIP = 1e-2, 0.5
+SETTINGS = Settings(steps=3, learning_rate=LEARNING_RATE, schedule="constant", clip=CLIP)
+Steps = list[list[Batch]]
+
+
+def silenced(whole: Batch, row: int) -> Batch:
+    """The batch with no target in one row."""
+    counts = [len(positions) for positions in whole.layout.positions]
+    first = sum(counts[:row])
+    positions = [() if r == row else each for r, each in enumerate(whole.layout.positions)]
+    targets = torch.cat((whole.targets_N[:first], whole.targets_N[first + counts[row] :]))
+    return Batch(whole.ids_BS, targets, Layout(whole.layout.lengths, tuple(positions)))
+
+
+STEPS: dict[str, Callable[[], Steps]] = {
+    "uneven rows": three_steps,
+    "one row, or a row without a target": lambda: [
+        [batch((9,), 1)],
+        [silenced(batch((9, 7, 5, 4), 2), 1), silenced(batch((6,), 3), 0)],
+        [batch((3, 8), 4)],
+    ],
+}
+
+
+class Models:
+    """Tiny models and their plain runs, made once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.checkpoint = cache(lambda family, tied: Checkpoint.open(self.directory(family, tied)))
+        self.directory = cache(self._directory)
+        self.plain = cache(self._plain)
+
+    def _directory(self, family: str, tied: bool) -> Path:
+        return save_tiny(config(family, tie_word_embeddings=tied), self.root / f"{family}-{tied}")
+
+    def _plain(self, family: str, tied: bool, lora: bool, steps: str) -> PlainRun:
+        targets = ["all-linear"] if lora else None
+        with exact_norms():
+            directory, batches = self.directory(family, tied), STEPS[steps]()
+            return plain_run(directory, batches, targets=targets, learning_rate=LEARNING_RATE, clip=CLIP)
+
+    def part(self, family: str, *, tied: bool = True, lora: Lora | None = None) -> Part:
+        cfg = config(family, tie_word_embeddings=tied)
+        whole = shares(cfg, [cfg.num_attention_heads], [cfg.intermediate_size], [VOCAB])
+        checkpoint = self.checkpoint(family, tied)
+        return build_part(checkpoint, decoder_of(cfg), whole, 0, compute=torch.float64, lora=lora, seed=0)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def far(ours: Tensor, plain: Tensor) -> float:
+    return float((ours - plain).abs().max()) / max(1.0, float(plain.abs().max()))
+
+
+def turns_of(batches: Sequence[Batch], owners: Sequence[int], rank: int) -> list[Turn]:
+    dealt = [(owner, batches[i :: len(owners)]) for i, owner in enumerate(owners)]
+    return [Turn(owner, own if owner == rank else None) for owner, own in dealt if own]
+
+
+def check_parity(
+    models: Models,
+    speeds: Sequence[float] | None,
+    world_size: int,
+    *,
+    family: str = "llama",
+    tied: bool = True,
+    lora: bool = True,
+    steps: str = "uneven rows",
+    micro_batch_size: int | None = None,
+    checkpointing: bool = False,
+    owners: Sequence[int] = (0,),
+) -> None:
+    plain = models.plain(family, tied, lora, steps)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in plain.gradients.values()))
+
+    def body(comm: Comm) -> list[str]:
+        part = models.part(family, tied=tied, lora=Lora(rank=4, alpha=8) if lora else None)
+        for t in part.chain.trained:
+            t.local.detach().copy_(plain.initial[t.name])
+        strategy = DataParallel(
+            part,
+            comm,
+            speeds=speeds,
+            micro_batch_size=micro_batch_size,
+            checkpointing=checkpointing,
+            seed=0,
+        )
+        stepper = Stepper(part, comm, SETTINGS, strategy)
+        for step, batches in enumerate(STEPS[steps]()):
+            found = stepper.accumulate(turns_of(batches, owners, comm.rank))
+            assert abs(found.loss - plain.losses[step]) < 1e-9
+            if step == 0:
+                assert found.norm == pytest.approx(norm, rel=1e-9)
+                for h in strategy.held:
+                    gradient, whole = h.trained.local.grad, plain.gradients[h.trained.name]
+                    assert (gradient is None) == (h.home != comm.rank)
+                    assert gradient is None or far(gradient, whole) < 1e-9, h.trained.name
+            stepper.update(found.norm, LEARNING_RATE)
+        for t in part.chain.trained:
+            assert far(t.local.detach(), plain.weights[t.name]) < 1e-9, t.name
+        assert list(unequal(strategy.held, comm)) == []
+        gathered = dict(strategy.whole())
+        if comm.rank == 0:
+            assert set(gathered) == set(plain.weights)
+            assert all(far(tensor, plain.weights[name]) < 1e-9 for name, tensor in gathered.items())
+        return [h.trained.name for h in strategy.held if h.home == comm.rank]
+
+    homes = [body(Comm())] if world_size == 1 else run_world(world_size, body)
+    assert sorted(name for of_rank in homes for name in of_rank) == sorted(plain.initial)
+
+
+WORLDS: dict[str, list[float]] = {
+    "1": [1.0],
+    "2: 1.42/1": [1.42, 1.0],
+    "3: 1/2/1": [1.0, 2.0, 1.0],
+    "3: coordinator without rows": [0.01, 2.0, 1.0],
+    "4: 4/2/1/1": [4.0, 2.0, 1.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_rows_dealt_by_speed(models: Models, world: str, lora: bool, steps: str) -> None:
+    check_parity(models, WORLDS[world], len(WORLDS[world]), lora=lora, steps=steps)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["keep", "recompute"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("family", ["llama-biased", "gemma3", "qwen3"])
+def test_families(models: Models, family: str, lora: bool, tied: bool, checkpointing: bool) -> None:
+    check_parity(models, [2.0, 1.0], 2, family=family, tied=tied, lora=lora, checkpointing=checkpointing)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_few_rows_at_once(models: Models, size: int) -> None:
+    check_parity(models, [3.0, 1.0], 2, micro_batch_size=size)
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize(("world_size", "owners"), [(2, (0, 1)), (2, (1, 0)), (3, (0, 2))], ids=str)
+def test_owners_walk_their_own_rows(models: Models, world_size: int, owners: tuple[int, ...], lora: bool) -> None:
+    check_parity(models, None, world_size, lora=lora, owners=owners)
+
+
+@pytest.mark.parametrize("owners", [(1,), (0, 2), (2, 1)], ids=str)
+def test_rows_of_any_owner_are_dealt(models: Models, owners: tuple[int, ...]) -> None:
+    check_parity(models, [1.0, 2.0, 1.0], 3, owners=owners, micro_batch_size=2)
+
+
+def heard_in_three_steps(
+    models: Models, speeds: Sequence[float] | None, owners: Sequence[int], steps: Steps
+) -> list[list[tuple[str, Tensor]]]:
+    """What each of three ranks sends."""
+    heard: list[list[tuple[str, Tensor]]] = [[], [], []]
+
+    def body(comm: Comm) -> None:
+        part = models.part("llama", lora=Lora(rank=4))
+        strategy = DataParallel(part, comm, speeds=speeds, micro_batch_size=2, checkpointing=False, seed=0)
+        stepper = Stepper(part, comm, SETTINGS, strategy)
+        for batches in steps:
+            stepper.step(turns_of(batches, owners, comm.rank))
+
+    run_world(3, body, listener=lambda rank: lambda kind, content: heard[rank].append((kind, content.clone())))
+    return heard
+
+
+def private_steps() -> Steps:
+    return [[batch((14, 11, 10), 10 * s), batch((12, 9), 10 * s + 1)] for s in range(3)]
+
+
+def test_rows_that_stay_are_in_no_message(models: Models) -> None:
+    steps = private_steps()
+    heard = heard_in_three_steps(models, None, (0, 2), steps)
+    known = secrets([each for batches in steps for each in batches])
+    messages = [message for rank in heard for message in rank]
+    layouts = [message for message in messages if not message[1].is_floating_point()]
+    assert {kind for kind, _ in layouts} == {"broadcast"}
+    assert len(layouts) == 3 * 2 * 2, "a length and a content for each owner's turn"
+    assert not any(not content.is_floating_point() for _, content in heard[1])
+    floats = [content for _, content in messages if content.is_floating_point()]
+    assert sum(content.numel() for content in floats) > 1000
+    assert not any(leaks(content, known, VOCAB) for content in floats)
+
+
+def test_rows_go_to_who_walks_them_and_to_nobody_else(models: Models) -> None:
+    steps, speeds = private_steps(), [1.0, 2.0, 1.0]
+    heard = heard_in_three_steps(models, speeds, (1,), steps)
+    sent = [[content for kind, content in rank if kind == "send" and not content.is_floating_point()] for rank in heard]
+    assert sent[0] == sent[2] == []
+    expected = []
+    for batches in steps:
+        rows = [
+            (each.ids_BS[row, :length], each.targets_N[sum(map(len, each.layout.positions[:row])) :][: len(positions)])
+            for each in batches
+            for row, (length, positions) in enumerate(zip(each.layout.lengths, each.layout.positions, strict=True))
+            if positions
+        ]
+        dealt = deal_rows([ids.numel() for ids, _ in rows], speeds)
+        expected += [torch.cat([part for i in dealt[other] for part in rows[i]]) for other in (0, 2) if dealt[other]]
+    assert len(sent[1]) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(sent[1], expected, strict=True))
+
+
+def test_bytes_are_those_that_were_predicted(models: Models) -> None:
+    cfg, speeds = config("llama"), [2.0, 1.0, 1.0]
+    rows = batch((12,) * 8, 1)
+    supervised = round(rows.targets_N.numel() / 4)
+    at = work(config=cfg.to_dict(), rows=2, length=12, supervised=supervised, dtype="fp64", lora=Lora(rank=4))
+    task = task_of(job(batch_size=8, dtype="fp64", lora=Lora(rank=4)), decoder_of(cfg), at)
+    pool = [profile(name, of=at) for name in "abc"]
+
+    def body(comm: Comm) -> int:
+        part = models.part("llama", lora=Lora(rank=4))
+        strategy = DataParallel(part, comm, speeds=speeds, micro_batch_size=2, checkpointing=False, seed=0)
+        stepper = Stepper(part, comm, SETTINGS, strategy)
+        stepper.step(turns_of([rows], (0,), comm.rank))
+        before = comm.clocks.bytes_sent
+        stepper.strategy.walk([MicroBatch(0, rows.layout, rows if comm.rank == 0 else None)], 1, 1)
+        spread_values(strategy.held, comm)
+        return comm.clocks.bytes_sent - before
+
+    counted = run_world(3, body)
+    said = predict_data(task, pool, [4, 2, 2], 2)
+    for device, sent in zip(said.devices, counted, strict=True):
+        assert device.bytes_sent == pytest.approx(sent, rel=0.05)
+
+
+@pytest.mark.parametrize("speeds", [[1.0], [0.0, 0.0], [1.0, -1.0]], ids=str)
+def test_speeds_must_be_possible(models: Models, speeds: list[float]) -> None:
+    def body(comm: Comm) -> None:
+        with pytest.raises(ValueError, match="2 devices need a speed each"):
+            DataParallel(models.part("llama"), comm, speeds=speeds, micro_batch_size=None, checkpointing=False, seed=0)
+
+    run_world(2, body)
+
+
+def test_what_is_dropped_differs_from_device_to_device(models: Models) -> None:
+    one = batch((9,), 1)
+    twins = Batch(
+        one.ids_BS.expand(2, -1),
+        one.targets_N.repeat(2),
+        Layout(one.layout.lengths * 2, one.layout.positions * 2),
+    )
+
+    def losses(dropout: float) -> list[float]:
+        def body(comm: Comm) -> float:
+            part = models.part("llama", lora=Lora(rank=4, dropout=dropout))
+            for i, t in enumerate(part.chain.trained):
+                t.local.detach().copy_(torch.randn(t.shape, generator=torch.Generator().manual_seed(i)))
+            strategy = DataParallel(part, comm, speeds=[1.0, 1.0], micro_batch_size=None, checkpointing=False, seed=0)
+            own = MicroBatch(0, twins.layout, twins if comm.rank == 0 else None)
+            return float(strategy.walk([own], 0, twins.targets_N.numel()))
+
+        return run_world(2, body)
+
+    same, different = losses(0.0), losses(0.5)
+    assert same[0] == same[1]
+    assert different[0] != different[1]
+    assert different == losses(0.5), "masks follow from the seed"
+
+
+def drawn(shape: Sequence[int], *key: int) -> Tensor:
+    seed = sum((n + 1) * 1000**i for i, n in enumerate(key))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tensors_of(shapes: Sequence[Sequence[int]]) -> list[Trained]:
+    return [
+        Trained(f"w{i}", torch.zeros(*shape, requires_grad=True), tuple(shape), None, (), "equal")
+        for i, shape in enumerate(shapes)
+    ]
+
+
+@st.composite
+def walkers_of_worlds(draw: st.DrawFn) -> tuple[int, tuple[int, ...]]:
+    n = draw(st.integers(2, 4))
+    return n, draw(st.sampled_from([c for k in range(1, n + 1) for c in combinations(range(n), k)]))
+
+
+@given(
+    walkers_of_worlds(),
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=2), min_size=1, max_size=6),
+    st.sampled_from([1, 12, 20, 1 << 20]),
+)
+@settings(deadline=None, max_examples=30)
+def test_homes_have_the_sum_and_others_nothing(
+    world: tuple[int, tuple[int, ...]], shapes: list[list[int]], chunk_bytes: int
+) -> None:
+    n, walkers = world
+    sums = [torch.stack([drawn(shape, i, rank) for rank in walkers]).double().sum(0) for i, shape in enumerate(shapes)]
+    numbers = sum(s.numel() for s in sums)
+
+    def body(comm: Comm) -> tuple[float, int, int]:
+        trained = tensors_of(shapes)
+        if comm.rank in walkers:
+            for i, t in enumerate(trained):
+                t.local.grad = drawn(shapes[i], i, comm.rank)
+        held = hold(trained, comm.rank, n)
+        comm.clocks.restart()
+        reduce_to_homes(held, walkers, comm, chunk_bytes=chunk_bytes)
+        assert comm.clocks.awaited_s == 0
+        assert len(comm.clocks.blocked_s) == 1, "one entry on every device, or their times cannot be compared"
+        at_home = 0
+        for h, whole in zip(held, sums, strict=True):
+            gradient = h.trained.local.grad
+            assert (gradient is None) == (h.home != comm.rank)
+            if gradient is not None:
+                at_home += gradient.numel()
+                assert torch.allclose(gradient.double(), whole, rtol=1e-5, atol=1e-6)
+        return float(squared_norm(held, comm.rank)), comm.clocks.bytes_sent, at_home
+
+    found = run_world(n, body)
+    assert sum(square for square, _, _ in found) == pytest.approx(sum(float(s.square().sum()) for s in sums), rel=1e-5)
+    for rank, (_, sent, at_home) in enumerate(found):
+        assert sent == (4 * (numbers - at_home) if rank in walkers else 0)
+
+
+def test_sums_are_the_same_in_chunks_of_any_size() -> None:
+    shapes = [[7, 3], [5], [40], [2, 2]]
+
+    def summed(chunk_bytes: int) -> list[Tensor]:
+        def body(comm: Comm) -> list[Tensor]:
+            trained = tensors_of(shapes)
+            for i, t in enumerate(trained):
+                t.local.grad = drawn(shapes[i], i, comm.rank)
+            reduce_to_homes(hold(trained, comm.rank, 3), range(3), comm, chunk_bytes=chunk_bytes)
+            return [t.local.grad for t in trained if t.local.grad is not None]
+
+        return [gradient for of_rank in run_world(3, body) for gradient in of_rank]
+
+    whole = summed(1 << 20)
+    assert len(whole) == len(shapes)
+    for chunk_bytes in (4, 24, 64):
+        assert all(torch.equal(one, other) for one, other in zip(whole, summed(chunk_bytes), strict=True))
