@@ -1,11 +1,17 @@
 """1F1B event by event: small cases by hand, what holds of all, and another way to the same numbers."""
 
+import time
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.chain.comm import Comm
 from potluck.pool.simulate import Simulated, simulate
+from potluck.pool.strategies.boxes import Inbox, Outbox
 from potluck.pool.strategies.schedule import one_forward_one_backward
+from worlds import run_world
 
 SECONDS = st.floats(0, 10)
 
@@ -114,3 +120,33 @@ def test_what_is_no_pipeline_is_refused() -> None:
             simulate(*wrong)
     with pytest.raises(ValueError, match="each of 2 micro-batches"):
         simulate([[1.0]], [1.0], 2)
+
+
+WALKS_S = [(0.02, 0.03), (0.05, 0.06), (0.01, 0.04)]
+"""Forward and backward seconds of three uneven stages."""
+
+
+def slept(comm: Comm, micro_batches: int) -> float:
+    """Seconds of a step whose walks are sleeps, with real messages between."""
+    s, P = comm.rank, comm.world_size
+    outboxes = {to: Outbox(comm, to, 1, most=micro_batches) for to in (s - 1, s + 1) if 0 <= to < P}
+    comm.all_reduce(torch.zeros(1)).wait()
+    start = time.perf_counter()
+    inboxes = {source: Inbox(comm, source, 1, [(64,)] * micro_batches, torch.float32) for source in outboxes}
+    for direction, _ in one_forward_one_backward(s, P, micro_batches):
+        source, to = (s - 1, s + 1) if direction == "forward" else (s + 1, s - 1)
+        if source in inboxes:
+            inboxes[source].take()
+        time.sleep(WALKS_S[s][direction == "backward"])
+        if to in outboxes:
+            outboxes[to].put(torch.zeros(64))
+    for outbox in outboxes.values():
+        outbox.empty()
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_real_messages_take_as_long(micro_batches: int) -> None:
+    expected = simulate([f for f, _ in WALKS_S], [b for _, b in WALKS_S], micro_batches).step_s
+    took = min(max(run_world(3, lambda comm: slept(comm, micro_batches))) for _ in range(3))  # others compute too
+    assert took == pytest.approx(expected, rel=0.15)

@@ -14,6 +14,7 @@ After the last walk come the norm, the optimizer (at once on all stages) and the
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -75,12 +76,12 @@ class StageCosts:
     head_bytes: float
     available_D: Floats
 
-    @property
+    @cached_property
     def links(self) -> int:
         """Of the whole chain."""
         return len(self.weights_N1) - 1
 
-    @property
+    @cached_property
     def parts(self) -> list[float]:
         """Rows of each micro-batch by those of the first."""
         return [rows / self.rows[0] for rows in self.rows]

@@ -15,7 +15,7 @@ then moved while that helps, and what may still be better is tried by branch and
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +25,7 @@ from potluck.pool.stage_costs import Stage, StageCosts
 
 _SAME = 1e-4
 """A step shorter by no more than this part is no better: the search ends there."""
-_WALKS_A_BRANCH = 20
+_WALKS_A_BOUND = 20
 
 
 @dataclass
@@ -40,25 +40,23 @@ class Budget:
         return self.walks <= 0
 
 
-@dataclass
 class Bounds:
     """Lower bounds of steps with micro-batches of one size, by the devices from some stage to the last."""
 
-    costs: StageCosts
-    _of: dict[tuple[int, ...], Floats] = field(default_factory=dict)
-    _trips: dict[tuple[int, ...], Floats] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        parts = self.costs.parts
-        D, N1 = len(self.costs.names), self.costs.links + 1
-        self.last_part = parts[-1]
-        self._impossible_NN = np.tri(N1, dtype=np.bool_)
-        self.walks_DNN = np.stack([self.costs.walks_s(d) for d in range(D)])
-        alpha_D, beta_D = self.costs.optimizer_s_D2.T
-        trained_NN = self.costs.trained_N1[None, :] - self.costs.trained_N1[:, None]
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs = costs
+        self.last_part = costs.parts[-1]
+        self.walks_DNN = np.stack([costs.walks_s(d) for d in range(len(costs.names))])
+        alpha_D, beta_D = costs.optimizer_s_D2.T
+        trained_NN = costs.trained_N1[None, :] - costs.trained_N1[:, None]
         optimizer_DNN = alpha_D[:, None, None] + beta_D[:, None, None] * trained_NN
-        self.whole_DNN = sum(parts) * self.walks_DNN + optimizer_DNN
+        self.whole_DNN = sum(costs.parts) * self.walks_DNN + optimizer_DNN
+        self._impossible_NN = np.tri(costs.links + 1, dtype=np.bool_)
         self._fitting: dict[tuple[int, int], Floats] = {}
+        self._ramps: dict[tuple[int, int], Floats] = {}
+        self._of: dict[tuple[int, ...], Floats] = {}
+        self._trips: dict[tuple[int, ...], Floats] = {}
+        self._counted: dict[int, float] = {}
 
     def whole_s(self, device: int, from_end: int) -> Floats:
         """``[N + 1, N + 1]`` seconds of a device's whole step, infinite where the links do not fit."""
@@ -71,9 +69,11 @@ class Bounds:
     def ramp_s(self, device: int, after: int) -> Floats:
         """``[N + 1, N + 1]`` seconds by which a device and its message delay the stages after it: the first micro-batch
         forward, the last one back."""
-        forward = min(0.5, self.costs.forward_part_D[device])  # of the walk's seconds; messages are handled either way
-        walked_NN = self.walks_DNN[device] * (forward + (1 - forward) * self.last_part)
-        return np.asarray(walked_NN + (1 + self.last_part) * self.costs.message_s(device, after))
+        if (device, after) not in self._ramps:
+            forward = min(0.5, self.costs.forward_part_D[device])  # handling messages is half forward
+            walked_NN = self.walks_DNN[device] * (forward + (1 - forward) * self.last_part)
+            self._ramps[device, after] = walked_NN + (1 + self.last_part) * self.costs.message_s(device, after)
+        return self._ramps[device, after]
 
     def of(self, devices: tuple[int, ...]) -> Floats:
         """``[N + 1]``: no step of these devices, with the links from the index to the last, is shorter."""
@@ -100,8 +100,10 @@ class Bounds:
 
     def trips(self, stages: int) -> float:
         """How many whole ones follow each other."""
-        parts = self.costs.parts
-        return max(sum(parts[first::stages]) for first in range(stages))
+        if stages not in self._counted:
+            parts = self.costs.parts
+            self._counted[stages] = max(sum(parts[first::stages]) for first in range(stages))
+        return self._counted[stages]
 
     def least_step_s(self, devices: tuple[int, ...]) -> float:
         """No step of these devices is shorter."""
@@ -182,13 +184,14 @@ def shorter_stages(
         device, s = devices[len(so_far)], len(so_far)
         if s == P - 1:
             stages = [*so_far, Stage(device, start, costs.links)]
+            budget.walks -= _WALKS_A_BOUND
             if bounds.tighter(stages) < below_s * (1 - _SAME):
                 found_s = step_s(costs, stages, budget)
                 if found_s < below_s:
                     below_s = found_s
                     yield found_s, stages
             return
-        budget.walks -= _WALKS_A_BRANCH
+        budget.walks -= _WALKS_A_BOUND
         after = devices[s + 1 :]
         ramp_N1 = before_s + bounds.ramp_s(device, after[0])[start]
         whole_N1 = before_s + bounds.whole_s(device, P - s)[start]

@@ -24,7 +24,7 @@ from potluck.pool.stage_search import Bounds, Budget, improved, shorter_stages, 
 
 MOST_IN_EVERY_ORDER = 6
 """Devices up to which every order of every group is tried."""
-_WALKS = 60_000
+_WALKS = 200_000
 """Of one search; a walk takes a microsecond or two to simulate."""
 _IMPROVED = 6
 
