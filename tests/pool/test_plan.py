@@ -160,7 +160,10 @@ def test_data_by_ratio_deals_rows_by_it() -> None:
         ({"devices": "1", "strategy": "pipeline"}, "'pipeline' is for several devices, but devices is '1'"),
         ({"devices": "1", "strategy": "data"}, "'data' is for several devices, but devices is '1'"),
         ({"devices": "5", "strategy": "pipeline"}, "5 stages need a link each, and the model has 4"),
-        ({"devices": "30:1:1", "strategy": "pipeline"}, "'30:1:1' gives device-1, device-2 none of the model's 4 links"),
+        (
+            {"devices": "30:1:1", "strategy": "pipeline"},
+            "'30:1:1' gives device-1, device-2 none of the model's 4 links",
+        ),
         ({"devices": "2:1", "strategy": "pipeline-uniform"}, "'pipeline-uniform' gives even stages"),
         ({"devices": "1:0:1", "strategy": "data"}, "'1:0:1' gives device-1 no rows"),
         ({"devices": "2", "strategy": "pipeline", "shares": {}}, "are not cut with strategy 'pipeline'"),
