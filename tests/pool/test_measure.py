@@ -177,6 +177,20 @@ def test_a_paced_device_measures_itself_slower(tmp_path: Path, monkeypatch: pyte
         assert 2.4 < slow_s / fast_s < 6.5, line  # 4, on a machine that drifts
 
 
+def test_a_walk_of_one_row_takes_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_cpu_time(monkeypatch)
+    profile = measure(wide(), device="pi", threads=1, cache=tmp_path)
+    rows = profile.work.rows
+    assert rows > 1
+    assert profile.one_row_part is not None
+    assert 1 / rows <= profile.one_row_part < 1
+    assert profile.part_of(1) == profile.one_row_part
+    assert profile.part_of(rows) == 1
+    more = profile.part_of(2 * rows)
+    assert 1 < more <= 2
+    assert profile.model_copy(update={"one_row_part": None}).part_of(2 * rows) == 2
+
+
 def by_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count only this thread's seconds, so that other work on the machine does not show."""
     monkeypatch.setattr(time, "perf_counter", time.thread_time)

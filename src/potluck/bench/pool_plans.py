@@ -170,7 +170,10 @@ def in_more_rows(profile: Profile, times: int) -> Profile:
     lines = ("attention_s", "mlp_s", "head_s", "attention_bytes", "mlp_bytes")
     work = profile.work
     more = work.model_copy(update={"rows": work.rows * times, "supervised": work.supervised * times})
-    return profile.model_copy(update={"work": more, **{name: grown(getattr(profile, name)) for name in lines}})
+    one = None if profile.one_row_part is None else profile.one_row_part / times
+    return profile.model_copy(
+        update={"work": more, "one_row_part": one, **{name: grown(getattr(profile, name)) for name in lines}}
+    )
 
 
 def _uniform(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:

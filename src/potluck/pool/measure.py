@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -97,6 +98,7 @@ def _measured(work: Work, device: str, machine: Machine, pace: Pace | None) -> P
     samples = make_samples(work, attention, mlp, vocab_rows)
     kept = kept_bytes(samples)
     rounds, peak_bytes = _timed(samples, pace)
+    one_row_part = _one_row_part(samples, rounds, pace)
     places = list(dict.fromkeys(samples.places))
     forward_s = {place: median(r.forward_s[place] for r in rounds) for place in places}
     both_s = {place: median(r.forward_s[place] + r.backward_s[place] for r in rounds) for place in places}
@@ -118,6 +120,7 @@ def _measured(work: Work, device: str, machine: Machine, pace: Pace | None) -> P
         mlp_s=fit([(units, both_s[kind, units]) for kind, units in places if kind == "mlp"]),
         head_s=fit(head_s),
         forward_part=sum(forward_s[place] for place in largest) / sum(both_s[place] for place in largest),
+        one_row_part=one_row_part,
         optimizer_s=optimizer_s,
         attention_bytes=fit([(units, kept[kind, units]) for kind, units in places if kind == "attention"]),
         mlp_bytes=fit([(units, kept[kind, units]) for kind, units in places if kind == "mlp"]),
@@ -156,6 +159,23 @@ def _timed(samples: Samples, pace: Pace | None) -> tuple[list[Round], int]:
             break
         rounds.append(walk_round(samples, pace))
     return rounds, int(memory_mib("VmHWM") * 2**20)
+
+
+def _one_row_part(samples: Samples, rounds: Sequence[Round], pace: Pace | None) -> float | None:
+    """See :class:`potluck.pool.profile.Profile`; never less than a row's part of the rows."""
+    rows, supervised = len(samples.x_BSD), len(samples.supervised_N)
+    if rows == 1:
+        return None
+    S = samples.x_BSD.shape[1]
+    N = max(1, supervised // rows)
+    one = replace(samples, x_BSD=samples.x_BSD[:1], supervised_N=torch.arange(N) * S // N)
+    walk_round(one, pace)
+    one_s = median(_seconds(walk_round(one, pace)) for _ in range(_LEAST_ROUNDS))
+    return min(1.0, max(1 / rows, one_s / median(_seconds(each) for each in rounds)))
+
+
+def _seconds(each: Round) -> float:
+    return sum(each.forward_s.values()) + sum(each.backward_s.values()) + sum(each.head_s.values())
 
 
 def _held_bytes(samples: Samples, kept: Mapping[tuple[str, int], int]) -> int:

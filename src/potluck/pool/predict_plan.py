@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import Prediction, Units, predict
+from potluck.pool.dealing import deal_rows
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Profile, Work
-from potluck.pool.rows import deal_rows, predict_data
+from potluck.pool.rows import predict_data
 from potluck.pool.stage_costs import Stage, predict_stages, rows_a_turn, stage_costs
 from potluck.pool.task import task_of
 

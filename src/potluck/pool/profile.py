@@ -94,6 +94,8 @@ class Profile(_Plain):
     """Of the head and the last norm, by vocabulary rows, for a half-batch's supervised positions."""
     forward_part: float
     """Part of a block's seconds that is forward."""
+    one_row_part: float | None = None
+    """Seconds of a walk of one row, as a part of those of the measured rows; None where one row was measured."""
     optimizer_s: Line
     """Of one optimizer step, by trained elements."""
     attention_bytes: Line
@@ -106,6 +108,16 @@ class Profile(_Plain):
     """Memory a new process can have on this machine."""
     link: Link | None = None
     """None where it was not measured."""
+
+    def part_of(self, rows: float) -> float:
+        """Seconds of a walk of ``rows`` rows, as a part of those of the measured rows.
+
+        A line through one row and the measured rows: small walks read the same weights for less.
+        """
+        measured = self.work.rows
+        if measured == 1 or self.one_row_part is None:
+            return rows / measured
+        return self.one_row_part + (1 - self.one_row_part) * (rows - 1) / (measured - 1)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -173,6 +185,8 @@ def _impossible(profile: Profile) -> str:
             return f"{name}: nothing computes in no time"
     if not 0 <= profile.forward_part <= 1:
         return f"forward_part: {profile.forward_part} is not from 0 to 1"
+    if profile.one_row_part is not None and not 0 < profile.one_row_part <= 1:
+        return f"one_row_part: {profile.one_row_part} is not above 0 and at most 1"
     link = profile.link
     if link is not None and (link.bytes_per_s <= 0 or min(link.latency_s, link.covered_s) < 0 or link.world_size < 2):
         return "link: a rate is above 0, times are not below 0, devices are at least 2"

@@ -1,11 +1,12 @@
-"""Which device walks which rows in the strategy ``data``, and what a step costs then.
+"""What a step of the strategy ``data`` costs, and which devices take part.
 
 Each device has the whole model and walks its rows alone, so nothing is waited for until gradients are summed: a step
 takes the slowest device's rows, the sum, the optimizer and the new values::
 
-    step = max over devices of (rows / measured rows) * (seconds of one measured half-batch through the whole model)
+    step = max over devices of part(rows) * (seconds of one measured half-batch through the whole model)
          + max over homes of optimizer + messages
 
+- ``part`` is ``Profile.part_of``: rows by the measured rows, but that walks of few rows take longer than that.
 - Every trained tensor has a home, which receives the others' gradients, steps the tensor and broadcasts its values. Of
   ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values travel in trees,
   ``ceil(log2 n) * g``.
@@ -21,6 +22,7 @@ import numpy as np
 
 from potluck.errors import BadInput
 from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of, messages
+from potluck.pool.dealing import deal_rows
 from potluck.pool.profile import Profile
 from potluck.pool.task import PerUnit, Task
 
@@ -28,72 +30,6 @@ CHUNK_BYTES = 4 << 20
 """Of gradients on their way to one home at once."""
 _ID_BYTES = 8
 _GROUPS_TRIED = 256
-
-
-def deal_rows(lengths: Sequence[int], speeds: Sequence[float]) -> list[list[int]]:
-    """The rows each device walks, so that the slowest device's ``tokens / speed`` is small.
-
-    Longest rows first, each to the device that would be done with it first; then single rows are moved away from the
-    slowest device, or swapped with others', as long as that helps. The first part alone is at most
-    ``2 - 2 / (m + 1)`` times the optimum of ``m`` devices (Gonzalez, Ibarra and Sahni, 1977), and optimal where all
-    rows are equally long; the second only improves on it. Every device that computes it comes to the same rows.
-
-    Args:
-        lengths: tokens of each row.
-        speeds: of each device, in any unit; a device with 0 gets no row.
-
-    Returns:
-        For each device the indices of its rows, ascending; perhaps none.
-
-    Raises:
-        ValueError: no device has a speed above 0, or one has a speed below.
-    """
-    if not any(speeds) or min(speeds) < 0:
-        raise ValueError(f"rows need devices with a speed above 0: {list(speeds)}")
-    fastest_first = sorted((d for d, speed in enumerate(speeds) if speed), key=lambda d: -speeds[d])
-    dealt: list[list[int]] = [[] for _ in speeds]
-    tokens = [0] * len(speeds)
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        device = min(fastest_first, key=lambda d: (tokens[d] + lengths[row]) / speeds[d])
-        dealt[device].append(row)
-        tokens[device] += lengths[row]
-    while change := _improvement(lengths, speeds, dealt, tokens, fastest_first):
-        slowest, row, other, back = change
-        _move(lengths, dealt, tokens, row, slowest, other)
-        if back is not None:
-            _move(lengths, dealt, tokens, back, other, slowest)
-    return [sorted(rows) for rows in dealt]
-
-
-def _improvement(
-    lengths: Sequence[int],
-    speeds: Sequence[float],
-    dealt: Sequence[Sequence[int]],
-    tokens: Sequence[int],
-    devices: Sequence[int],
-) -> tuple[int, int, int, int | None] | None:
-    """The slowest device, a row it gives away, to whom, and what it takes back if anything; None if nothing helps."""
-    slowest = max(devices, key=lambda d: tokens[d] / speeds[d])
-    best_s, best = tokens[slowest] / speeds[slowest], None
-    for row in dealt[slowest]:
-        for other in devices:
-            for back in () if other == slowest else (None, *dealt[other]):
-                given = lengths[row] - (0 if back is None else lengths[back])
-                if given <= 0:
-                    continue
-                both_s = max((tokens[slowest] - given) / speeds[slowest], (tokens[other] + given) / speeds[other])
-                if both_s < best_s:
-                    best_s, best = both_s, (slowest, row, other, back)
-    return best
-
-
-def _move(
-    lengths: Sequence[int], dealt: list[list[int]], tokens: list[int], row: int, source: int, target: int
-) -> None:
-    dealt[source].remove(row)
-    dealt[target].append(row)
-    tokens[source] -= lengths[row]
-    tokens[target] += lengths[row]
 
 
 @dataclass(frozen=True)
@@ -211,7 +147,8 @@ def predict_data(
     """
     work, n = profiles[0].work, len(profiles)
     owners = {profiles[0].device, *owners}
-    walk_s_D = np.array(rows_D) / work.rows * _walk_s_D(task, profiles)
+    parts_D = [_parts(p, rows, micro_batch_size) for p, rows in zip(profiles, rows_D, strict=True)]
+    walk_s_D = np.array(parts_D) * _walk_s_D(task, profiles)
     once_s_D = np.array([p.optimizer_s(_of_whole(task.trained, task) / n) for p in profiles])
     compute_s_D = walk_s_D + once_s_D
     busiest_s = float(walk_s_D.max() + once_s_D.max())
@@ -261,6 +198,12 @@ def _walk_s_D(task: Task, profiles: Sequence[Profile]) -> Floats:
             for p in profiles
         ]
     )
+
+
+def _parts(profile: Profile, rows: int, at_once: int) -> float:
+    """Seconds of walks of ``rows`` rows, as a part of those of one measured half-batch."""
+    walks, rest = divmod(rows, at_once)
+    return walks * profile.part_of(at_once) + (profile.part_of(rest) if rest else 0.0)
 
 
 def _of_whole(amounts: PerUnit, task: Task) -> float:

@@ -1,8 +1,8 @@
 """What ranges of links cost as stages of a pipeline: seconds, waiting, memory and bytes, from the devices' profiles.
 
 The chain has two links a block: ``2 i`` is attention of block ``i``, ``2 i + 1`` its MLP. A micro-batch of ``R`` rows
-takes a link ``R / rows measured`` times its measured seconds, the head (on the last stage) likewise. Between two stages
-``[R, S, D]`` travels, the stream forward and its gradient back:
+takes a link a part of its measured seconds (``Profile.part_of``), the head (on the last stage) likewise. Between two
+stages ``[R, S, D]`` travels, the stream forward and its gradient back:
 
     message = latency + bytes * s_per_byte        of the slower of the two links
 
@@ -191,9 +191,9 @@ def stage_costs(
         owners=owners,
         rows=(*[size] * (a_turn // size), *([a_turn % size] if a_turn % size else [])) * len(owners),
         seconds_DN1=np.stack(
-            [by_link(p.attention_s(task.heads), p.mlp_s(task.columns) * mlp_L) * scale for p in profiles]
+            [by_link(p.attention_s(task.heads), p.mlp_s(task.columns) * mlp_L) * p.part_of(size) for p in profiles]
         ),
-        head_s_D=np.array([p.head_s(task.vocab_rows) * scale for p in profiles]),
+        head_s_D=np.array([p.head_s(task.vocab_rows) * p.part_of(size) for p in profiles]),
         forward_part_D=np.array([p.forward_part for p in profiles]),
         handling_s_D=np.array([_handling_s(p.link, task) if several else 0.0 for p in profiles]),
         latency_D=costs.latency_D,

@@ -22,9 +22,10 @@ from potluck.job import Lora
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
+from potluck.pool.dealing import deal_rows
 from potluck.pool.gradients import hold, spread_values, squared_norm, unequal
 from potluck.pool.micro_batch import MicroBatch
-from potluck.pool.rows import deal_rows, predict_data
+from potluck.pool.rows import predict_data
 from potluck.pool.step import Settings, Stepper
 from potluck.pool.strategies.data import DataParallel, reduce_to_homes
 from potluck.pool.task import task_of

@@ -24,11 +24,12 @@ from potluck.chain.loss import Targets, cross_entropy
 from potluck.chain.piece import At
 from potluck.chain.whole import Whole
 from potluck.models.build import Part
+from potluck.pool.dealing import deal_rows
 from potluck.pool.gather import gather_whole
 from potluck.pool.gradients import Held, hold
 from potluck.pool.halves import deal
 from potluck.pool.micro_batch import MicroBatch
-from potluck.pool.rows import CHUNK_BYTES, deal_rows
+from potluck.pool.rows import CHUNK_BYTES
 from potluck.texts.batch import Batch, Layout
 from potluck.texts.order import micro_batches as consecutive
 
