@@ -230,6 +230,7 @@ def test_owners_may_each_walk_their_own_rows() -> None:
     assert data.plan is not None
     assert [(device.name, device.speed) for device in data.plan.devices] == [("hub", 0.0), ("cam-2", 0.0)]
     assert best(found).strategy == "data"
+    assert "cam-1 has no data, and data stay." in data.plan.why
     moved = of("data", plans(job(data_stays=False), smollm2(), work(), pool, must=["cam-2"]))
     assert moved.plan is not None
     assert all(device.speed > 0 for device in moved.plan.devices)

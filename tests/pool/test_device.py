@@ -1,5 +1,7 @@
 """A device's process before and after its task."""
 
+from typing import Any
+
 import pytest
 
 from pool.guests import spec
@@ -27,6 +29,21 @@ def test_what_a_library_quotes_of_a_guests_data_is_not_told(
 ) -> None:
     assert device._told_of(error, joined("mine.jsonl")) == told_by_owner
     assert device._told_of(error, joined()) == told_by_others
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "leaves"),
+    [
+        ("pipeline", ({"links": [[0, 2]]}, {"links": [[2, 4]]}), "the ids of cam-1's texts would go to hub"),
+        ("data", ({"speed": 1.0}, {"speed": 1.0}), "rows of cam-1 would go to hub"),
+    ],
+)
+def test_no_plan_moves_data_that_stay(strategy: str, fields: tuple[dict[str, Any], ...], leaves: str) -> None:
+    held = {"heads": [[0, 1]], "columns": [[0, 1]], "vocab_rows": [[0, 1]]}
+    devices = [{"name": name, **held, **each} for name, each in zip(("hub", "cam-1"), fields, strict=True)]
+    told = joined("mine.jsonl").model_copy(update={"plan": {"strategy": strategy, "devices": devices}})
+    with pytest.raises(BadInput, match=rf"{leaves} \(data_stays: true forbids it"):
+        device.run_task(told, lambda: pytest.fail("a group was made"), lambda event: None)
 
 
 def test_slow_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

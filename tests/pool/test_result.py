@@ -65,6 +65,8 @@ def test_the_sum_of_a_run() -> None:
                 "compute_s": pytest.approx(4.2),
                 "wait_s": 0.0,
                 "transfer_s": pytest.approx(0.3),
+                "links": None,
+                "speed": 0.0,
             },
             {
                 "name": "device-1",
@@ -75,6 +77,8 @@ def test_the_sum_of_a_run() -> None:
                 "compute_s": pytest.approx(1.2),
                 "wait_s": pytest.approx(3.0),
                 "transfer_s": pytest.approx(0.3),
+                "links": None,
+                "speed": 0.0,
             },
         ],
     }
@@ -82,6 +86,25 @@ def test_the_sum_of_a_run() -> None:
     assert [line["event"] for line in lines] == ["step", "step", "step", "eval"]
     assert lines[1]["loss"] == 2.0
     assert lines[3]["after"] == {"accuracy": 0.75, "loss": 1.0}
+
+
+def test_stages_and_speeds_are_told() -> None:
+    whole = (Ranges.of(0, 9), Ranges.of(0, 1536))
+    stages = (
+        DeviceShare("a", *whole, Ranges.of(0, 49_152), links=Ranges.of(5, 8)),
+        DeviceShare("b", *whole, Ranges(()), links=Ranges.of(0, 5)),
+    )
+    walkers = tuple(
+        DeviceShare(name, *whole, Ranges.of(0, 49_152), speed=speed) for name, speed in (("a", 2), ("b", 1))
+    )
+    told = []
+    for plan in (Plan("pipeline", stages), Plan("data", walkers)):
+        tally = Tally(io.StringIO())
+        tally.event(step(1, 1.0, 3.0))
+        told.append(
+            [(d["links"], d["speed"]) for d in json.loads(json.dumps(tally.result(plan, "").to_json()))["devices"]]
+        )
+    assert told == [[([5, 8], 0.0), ([0, 5], 0.0)], [(None, 2), (None, 1)]]
 
 
 def test_a_run_without_a_step_is_an_error() -> None:

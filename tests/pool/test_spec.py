@@ -71,6 +71,14 @@ def test_data_that_nobody_brought_are_not_asked_for() -> None:
         assigned(spec(owns=True))
 
 
+def test_data_leave_only_where_the_guest_permits_it() -> None:
+    moving = spec(owns=True, job=JOB | {"data_stays": False})
+    with pytest.raises(BadInput, match=r"data_stays: true, or join with --data-may-leave"):
+        assigned(moving, "mine.jsonl")
+    assert assigned_spec(moving, "cam-1", ["mine.jsonl"], LOCAL, data_may_leave=True)["owns"]
+    assert not assigned(moving | {"owns": False})["owns"]
+
+
 def test_a_spec_that_cannot_be_used_shows_no_token() -> None:
     with pytest.raises(ValueError, match="rank") as caught:
         DeviceSpec.model_validate(assigned(spec()) | {"rank": {"token": "hidden"}})

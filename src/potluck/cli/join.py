@@ -17,6 +17,9 @@ def command(
     data: Annotated[
         list[str] | None, typer.Option(help="Training data to bring; they stay here. May be given several times.")
     ] = None,
+    data_may_leave: Annotated[
+        bool, typer.Option("--data-may-leave", help="Let the job send them to other devices (data_stays: false).")
+    ] = False,
     name: Annotated[str, typer.Option(help="What the others call this device; its hostname if left out.")] = "",
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: one a core.")] = 0,
     nice: Nice = False,
@@ -29,10 +32,10 @@ def command(
     from potluck.report.guest import GuestView
 
     screen = console(False)
-    with GuestView(screen) as view:
+    with GuestView(screen, data_may_leave=data_may_leave) as view:
         ended = join(
             invite_word(invite),
-            Guest(name, tuple(data or ()), threads, nice, pace),
+            Guest(name, tuple(data or ()), threads, nice, pace, data_may_leave),
             on_event=view.event,
             tell=view.tell,
         )

@@ -20,7 +20,7 @@ from torch.distributed import FileStore, ProcessGroup, Store  # type: ignore[att
 
 from potluck.chain.comm import Comm, gloo_group
 from potluck.chain.pace import Pace, come_first
-from potluck.errors import DeviceLost, PotluckError
+from potluck.errors import BadInput, DeviceLost, PotluckError
 from potluck.job import Job, parse_job
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
@@ -28,7 +28,7 @@ from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.pool.local import stand_back
 from potluck.pool.owner import read_training_data
-from potluck.pool.plan import Plan
+from potluck.pool.plan import Plan, forbidden, what_leaves
 from potluck.pool.profile import Work
 from potluck.pool.spec import DeviceSpec
 from potluck.pool.strategies.build import prefetch_for
@@ -112,6 +112,8 @@ def run_task(spec: DeviceSpec, make_group: Callable[[], ProcessGroup | None], em
 def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | None], emit: Emit) -> None:
     assert spec.plan is not None
     plan = Plan.from_json(spec.plan)
+    if spec.owns and job.data_stays and (leaves := what_leaves(plan.devices, [plan.devices[spec.rank].name])):
+        raise BadInput(f"strategy: '{plan.strategy}' is not possible: {forbidden(leaves)}")
     result_dir = None if spec.result_dir is None else Path(spec.result_dir)
     if spec.model_dir is not None:
         comm, _ = _comm(spec, job, make_group)

@@ -37,13 +37,15 @@ class Guest:
     name: str = ""
     """How the others call it; its hostname if empty."""
     data: tuple[str, ...] = ()
-    """Training data, which stays here."""
+    """Training data, which stays here unless ``data_may_leave``."""
     threads: int = 0
     """Threads to compute with; 0 for one a core."""
     nice: bool = False
     """Whether to stand back behind what people do on this machine."""
     pace: float | None = None
     """The speed of an emulated device."""
+    data_may_leave: bool = False
+    """Whether the coordinator's job may send token ids and labels of ``data`` to other devices."""
 
 
 def join(
@@ -94,7 +96,7 @@ def join(
         "pace": guest.pace,
         "threads": threads,
     }
-    stay = _Stay(client, name, local, list(data), on_event, tell)
+    stay = _Stay(client, name, local, list(data), on_event, tell, data_may_leave=guest.data_may_leave)
     try:
         return stay.until_the_end()
     except _Gone as gone:
@@ -125,9 +127,11 @@ class _Stay:
         data: list[str],
         on_event: Callable[[Event], None],
         tell: Callable[[str], None],
+        *,
+        data_may_leave: bool,
     ) -> None:
         self._client, self._name, self._local, self._data = client, name, local, data
-        self._on_event, self._tell = on_event, tell
+        self._on_event, self._tell, self._data_may_leave = on_event, tell, data_may_leave
         self._instructions: queue.Queue[dict[str, Any] | PotluckError] = queue.Queue()
         self._waiting: dict[str, Any] | None = None
         self._generation = 0
@@ -185,7 +189,7 @@ class _Stay:
     def _run(self, told: object) -> None:
         self._generation = told.get("generation", 0) if isinstance(told, dict) else 0
         try:
-            spec = assigned_spec(told, self._name, self._data, self._local)
+            spec = assigned_spec(told, self._name, self._data, self._local, data_may_leave=self._data_may_leave)
             run_devices([spec], self._pass_on, check=self._check)
         except _Stopped:
             pass

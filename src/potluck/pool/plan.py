@@ -282,10 +282,10 @@ def apportion(total: int, ratio: Sequence[float]) -> list[int]:
 def _counts(unit: str, total: int, ratio: Sequence[float], by_hand: list[int] | None) -> list[int]:
     if by_hand is None:
         return apportion(total, ratio)
-    listed = ", ".join(str(count) for count in by_hand)
+    numbers = ", ".join(str(count) for count in by_hand)
     if len(by_hand) != len(ratio):
-        raise BadInput(f"shares.{unit}: {len(by_hand)} numbers ({listed}) for {len(ratio)} devices.")
+        raise BadInput(f"shares.{unit}: {len(by_hand)} numbers ({numbers}) for {len(ratio)} devices.")
     if sum(by_hand) != total:
         names = {"heads": "query heads", "columns": "MLP columns", "vocab_rows": "vocabulary rows"}
-        raise BadInput(f"shares.{unit}: {listed} make {sum(by_hand)}, but the model has {total} {names[unit]}.")
+        raise BadInput(f"shares.{unit}: {numbers} make {sum(by_hand)}, but the model has {total} {names[unit]}.")
     return by_hand

@@ -77,7 +77,9 @@ def why(task: Task, profiles: Sequence[Profile], plan: Plan, prediction: Predict
     if plan.strategy in ("single", "tensor"):
         said += _left_out(task, profiles, plan, prediction)
     elif left_out := [profile.device for profile in profiles if profile.device not in took_s]:
-        said.append(f"With {listed(left_out)} it would not be faster.")
+        own_rows = plan.strategy == "data" and not any(device.speed for device in plan.devices)
+        without = f"{listed(left_out)} {'have' if len(left_out) > 1 else 'has'} no data, and data stay."
+        said.append(without if own_rows else f"With {listed(left_out)} it would not be faster.")
     return " ".join(said)
 
 

@@ -34,6 +34,10 @@ class DeviceResult:
     """Seconds it stood still because another device was slower."""
     transfer_s: float
     """Seconds it stood still because a message was on its way."""
+    links: tuple[int, int] | None = None
+    """``[first, last + 1]`` of a stage's links, attention and MLP of each block in turn; None where it walked all."""
+    speed: float = 0.0
+    """``data``: how much of the rows it took, in proportion; 0 where it took the rows it owns."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class Tally:
                 compute_s=self._total(rank, "compute_s"),
                 wait_s=self._total(rank, "wait_s"),
                 transfer_s=self._total(rank, "transfer_s"),
+                links=None if share.links is None else share.links.spans[0],
+                speed=share.speed,
             )
             for rank, share in enumerate(plan.devices)
         )

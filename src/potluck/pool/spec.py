@@ -76,7 +76,9 @@ class Assignment(BaseModel):
     template: str | None = None
 
 
-def assigned_spec(told: object, name: str, data: Sequence[str], local: Mapping[str, Any]) -> dict[str, Any]:
+def assigned_spec(
+    told: object, name: str, data: Sequence[str], local: Mapping[str, Any], *, data_may_leave: bool = False
+) -> dict[str, Any]:
     """The spec of the device called ``name`` on this machine, by an :class:`Assignment` that came from outside.
 
     Args:
@@ -84,9 +86,10 @@ def assigned_spec(told: object, name: str, data: Sequence[str], local: Mapping[s
         name: of this machine in the pool.
         data: what it trains on, if it is to bring data.
         local: fields that this machine alone decides.
+        data_may_leave: whether a job may ask for these data with ``data_stays: false``.
 
     Raises:
-        BadInput: it is no assignment, not one for this device, or asks for data that nobody brought.
+        BadInput: it is no assignment, not one for this device, or asks for data that nobody brought or that stay here.
     """
     try:
         assignment = Assignment.model_validate(told)
@@ -99,6 +102,11 @@ def assigned_spec(told: object, name: str, data: Sequence[str], local: Mapping[s
         raise BadInput(f"The coordinator asks for what a joined device does not do ({name} is not its rank {rank}).")
     if assignment.owns and not data:
         raise BadInput(f"The coordinator asks for data, but {name} joined without: join with --data.")
+    if assignment.owns and not (assignment.job.data_stays or data_may_leave):
+        raise BadInput(
+            f"The job may send the data of {name} to other devices (data_stays: false), and {name} joined to keep them:"
+            " set data_stays: true, or join with --data-may-leave."
+        )
     job = without_paths(assignment.job, data if assignment.owns else ("-",))
     return {**assignment.model_dump(mode="json"), "job": job.model_dump(mode="json"), **local}
 

@@ -13,8 +13,9 @@ _LINE_EVERY_S = 5.0
 class GuestView:
     """Sentences about a device that works for another machine; a spinner on a terminal while nothing is said."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, data_may_leave: bool = False) -> None:
         self._console = console
+        self._where = "" if data_may_leave else "; they stay here"
         self._status = Status("Waiting", console=console)
         self._line_s = time.monotonic()
 
@@ -39,7 +40,7 @@ class GuestView:
             self.tell("Measured this device.")
             self._status.update("Waiting for the plan")
         elif kind == "data":
-            self.tell(f"{event['examples']:,} examples of this device take part; they stay here.")
+            self.tell(f"{event['examples']:,} examples of this device take part{self._where}.")
         elif kind == "fetching":
             self._fetching(event["done"], event["total"])
         elif kind == "loaded":
