@@ -73,3 +73,27 @@ def test_messages_go_before_compute_and_compute_before_the_rest() -> None:
     if not done.stdout:
         pytest.skip("this machine permits no real-time priorities")
     assert done.stdout == "[1, 2, 0]\n"
+
+
+@pytest.mark.root
+def test_who_hands_a_message_over_goes_first_for_that_moment_only() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("real-time priorities need root")
+    program = (
+        "import os\n"
+        "from potluck.chain.pace import come_first, handing_over\n"
+        "seen = []\n"
+        "def look(): seen.append(os.sched_getparam(0).sched_priority)\n"
+        "with handing_over(): look()\n"
+        "if come_first():\n"
+        "    with handing_over(): look()\n"
+        "    look()\n"
+        "    try:\n"
+        "        with handing_over(): raise RuntimeError\n"
+        "    except RuntimeError: look()\n"
+        "    print(seen)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("this machine permits no real-time priorities")
+    assert done.stdout == "[0, 3, 1, 1]\n", "before coming first it has no effect"

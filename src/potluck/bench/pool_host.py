@@ -9,6 +9,7 @@ It is safe because this process has one thread: it never computes, and the first
 started a pool of its own.
 """
 
+import ctypes
 import gc
 import os
 import selectors
@@ -27,6 +28,7 @@ from potluck.models.memory import free_at_once, memory_mib
 
 _READ = 1 << 16
 _COMMANDS = 0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(eq=False)
@@ -51,7 +53,7 @@ class _Host:
         self._ranks: dict[str, _Rank] = {}
 
     def run(self) -> None:
-        """Fork and hand on, until stdin ends; then the kernel ends the ranks, with this process's namespace."""
+        """Fork and hand on, until stdin ends; then the kernel ends the ranks."""
         lines = Lines()
         with selectors.DefaultSelector() as arrivals:
             arrivals.register(_COMMANDS, selectors.EVENT_READ)
@@ -120,6 +122,7 @@ def main() -> None:
 def _be_rank(name: str, spec: RankSpec, commands: int, emit: Callable[[Event], None]) -> NoReturn:
     """Be a rank in the forked process, and never return to what the host does."""
     status = 1
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it may be stopped, and then reads no end
 
     def tell(event: Event) -> None:
         emit({**event, "name": name})
