@@ -193,8 +193,9 @@ SLOW = Link(latency_s=0.001, bytes_per_s=2e7)
 
 
 def test_on_a_slow_link_a_pipeline_wins_where_data_may_move() -> None:
-    pool = [profile("hub", speed=1.42, link=SLOW), profile("cam-1", link=SLOW), profile("cam-2", link=SLOW)]
     measured = work(rows=4, supervised=512)
+    speeds = {"hub": 1.42, "cam-1": 1.0, "cam-2": 1.0}
+    pool = [profile(name, speed=speed, link=SLOW, of=measured) for name, speed in speeds.items()]
     found = plans(job(batch_size=8, data_stays=False), smollm2(), measured, pool)
     chosen = best(found)
     assert (chosen.strategy, chosen.moves_data, chosen.proven) == ("pipeline", True, True)

@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,7 +95,8 @@ class _Host:
         if said["do"] == "end":
             rank.close()
         elif said["do"] == "tell":
-            os.write(rank.pipe, encoded(said["command"]))
+            with suppress(BrokenPipeError):  # it has ended, which is told when its output closes
+                os.write(rank.pipe, encoded(said["command"]))
 
     def _reap(self, rank: _Rank) -> None:
         _, status = os.waitpid(rank.process, 0)
