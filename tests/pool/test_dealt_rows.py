@@ -15,7 +15,8 @@ from potluck.pool.cost import OWNER_BYTES, Units, predict
 from potluck.pool.dealing import deal_rows
 from potluck.pool.measured_work import config_of
 from potluck.pool.profile import Line, Link, Profile
-from potluck.pool.rows import CHUNK_BYTES, best_rows, plan_rows, predict_data
+from potluck.pool.reduce import CHUNK_BYTES
+from potluck.pool.rows import best_rows, plan_rows, predict_data
 from potluck.pool.task import Task, task_of
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=7)

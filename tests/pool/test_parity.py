@@ -1,21 +1,18 @@
 """Any uneven plan trains exactly as the plain single-process model: loss, gradients, weights, in float64."""
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from pool.plain import PlainRun, exact_norms, plain_run
-from pool.tiny import config, save_tiny, shares, three_steps
+from pool.parity_models import CLIP, LEARNING_RATE, Models
+from pool.tiny import config, shares, three_steps
 from potluck.chain.comm import Comm
 from potluck.chain.share import Share
 from potluck.chain.trained import Trained
 from potluck.job import Lora
 from potluck.models.build import build_part
-from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.gradients import unequal
 from potluck.pool.step import OWNER, Settings, Stepper
@@ -23,7 +20,6 @@ from potluck.pool.turns import Turn
 from worlds import run_world
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LEARNING_RATE, CLIP = 1e-2, 0.5
 
 Counts = tuple[list[int], list[int], list[int]]
 
@@ -37,33 +33,9 @@ LLAMA_WORLDS: dict[str, Counts] = {
 }
 
 
-class Models:
-    """Tiny models and their plain runs, made once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.directory = cache(self._directory)
-        self.plain = cache(self._plain)
-        self.checkpoint = cache(lambda family, tied: Checkpoint.open(self.directory(family, tied)))
-
-    def _directory(self, family: str, tied: bool) -> Path:
-        path = self.root / f"{family}-{tied}"
-        return save_tiny(config(family, tie_word_embeddings=tied), path)
-
-    def _plain(self, family: str, tied: bool, targets: tuple[str, ...] | None) -> PlainRun:
-        with exact_norms():
-            return plain_run(
-                self.directory(family, tied),
-                three_steps(),
-                targets=None if targets is None else list(targets),
-                learning_rate=LEARNING_RATE,
-                clip=CLIP,
-            )
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
+    return Models(tmp_path_factory.mktemp("models"), {"three": three_steps})
 
 
 def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
@@ -89,7 +61,7 @@ def check_parity(
     messages: bool = True,
     owners: Sequence[int] = (OWNER,),
 ) -> None:
-    plain = models.plain(family, tied, None if targets is None else tuple(targets))
+    plain = models.plain(family, tied, None if targets is None else tuple(targets), "three")
     cfg = config(family, tie_word_embeddings=tied)
     plan: list[Share] = shares(cfg, *counts)
     lora = None if targets is None else Lora(rank=4, alpha=8, targets=list(targets))

@@ -145,7 +145,8 @@ def test_earlier_stages_hold_more_micro_batches() -> None:
         assert one < two < three
         assert three - two == pytest.approx(two - one)
         kept = 20 * costs.task.kept_bytes / 2 if checkpointing else costs.graphs_DN1[0, 20]
-        assert two - one == pytest.approx(kept)
+        leaving = 2 * costs.task.message_bytes * costs.task.longest_part  # a stream and a gradient for a neighbour
+        assert two - one == pytest.approx(kept + leaving)
     full, lora = (
         stage_costs(job(train=train), decoder(), work(train=train), [profile("a"), profile("b")], (), 1)
         for train in ("full", "lora")

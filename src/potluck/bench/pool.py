@@ -14,16 +14,26 @@ import psutil
 
 from potluck import testbed
 from potluck.bench.pool_hosts import Hosts, hosts_of
-from potluck.bench.pool_plans import OPTIMUM, STRATEGIES, TENSOR, Entry, Planned, job_of, plan_all, work_of_rows
+from potluck.bench.pool_plans import (
+    LIMIT,
+    OPTIMUM,
+    STRATEGIES,
+    TENSOR,
+    Entry,
+    Planned,
+    alone_unslowed,
+    job_of,
+    plan_all,
+    work_of_rows,
+)
 from potluck.bench.pool_result import ratios_of, recovered, row_of
-from potluck.bench.pool_run import LIMIT, OnStep, Step, measure_all, needed_bytes, run_sitting, steps_of
+from potluck.bench.pool_run import OnStep, Step, measure_all, needed_bytes, run_sitting, steps_of
 from potluck.bench.pool_sets import config_of_shape, model_bytes, speeds_of
 from potluck.bench.pool_sittings import Sittings, arrange
 from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
-from potluck.pool.candidates import plans
 from potluck.pool.machine import usable_cores
 from potluck.pool.profile import Profile, Work
 from potluck.testbed.calibrate import TOLERANCE
@@ -235,9 +245,7 @@ def _arranged(
         BadInput: nothing fits.
     """
     entries = {entry.name: entry for entry in planned.entries}
-    single = next(c for c in plans(job, decoder, work, profiles) if c.strategy == "single")
-    if single.plan is not None and single.prediction is not None:
-        entries[LIMIT] = Entry(LIMIT, single.plan, single.prediction, job)
+    entries[LIMIT] = alone_unslowed(job, decoder, work, profiles)
     first = [TENSOR] if TENSOR in entries else []
     names = [*first, *(name for name in entries if name not in first)]
     needed = {name: needed_bytes(entries[name], hosts.imported_bytes) for name in names}

@@ -1,16 +1,16 @@
 """What ``bench pool`` compares: a plan of each strategy over all devices of a set, made from their profiles."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from potluck.chain.ranges import Ranges, split_by
+from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
 from potluck.job import Data, Job
 from potluck.models.families.decoder import Decoder
-from potluck.pool.candidates import best, plans
+from potluck.pool.candidates import Candidate, best, planned, plans, single, tensor_uniform
 from potluck.pool.cost import Prediction, Units, predict
 from potluck.pool.measured_work import config_fields
 from potluck.pool.plan import DeviceShare, Plan, row_devices, stage_devices
@@ -27,6 +27,8 @@ STRATEGIES = (TENSOR, UNIFORM, UNIFORM_SYNC, PIPELINE, PIPELINE_UNIFORM, DATA, O
 """``optimum``: ``tensor`` planned from profiles of their own; ``auto``: what a job would choose, if that is none of
 the others."""
 
+LIMIT = "limit"
+"""One process alone that is not slowed, beside the strategies."""
 HALVES = 2
 
 
@@ -139,7 +141,7 @@ def plan_all(
         for kind, stays in (("data_stays", True), ("data_moves", False)):
             asked = job.model_copy(update={"data_stays": stays})
             try:
-                entry = replace(_candidate(asked, decoder, work, first, AUTO), name=f"{AUTO}, {kind}")
+                entry = _entry(f"{AUTO}, {kind}", best(plans(asked, decoder, work, first)), asked)
             except BadInput as error:
                 left_out[f"{AUTO}, {kind}"] = str(error)
                 continue
@@ -154,10 +156,12 @@ def tensor_of_all(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Pro
     """The best shares of all devices together, also where fewer would be faster."""
     task = task_of(job, decoder, work)
     found = search(task, profiles, [profile.device for profile in profiles])
-    cuts = (split_by(getattr(units, kind) for units in found.units) for kind in ("heads", "columns", "vocab_rows"))
-    devices = tuple(DeviceShare(p.device, *cut) for p, cut in zip(profiles, zip(*cuts, strict=True), strict=True))
-    prediction = predict(task, profiles, found.units)
-    return _entry(name, TENSOR, devices, prediction, job)
+    return Entry(name, *planned(task, TENSOR, profiles, found.units, ()), job)
+
+
+def alone_unslowed(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:
+    """The first device with everything, to run as fast as a core is: what others' steps are held against."""
+    return _entry(LIMIT, single(task_of(job, decoder, work), profiles[0], [profiles[0].device]), job)
 
 
 def in_more_rows(profile: Profile, times: int) -> Profile:
@@ -177,7 +181,7 @@ def in_more_rows(profile: Profile, times: int) -> Profile:
 
 
 def _uniform(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:
-    return _candidate(job, decoder, work, profiles, UNIFORM)
+    return _entry(UNIFORM, tensor_uniform(task_of(job, decoder, work), profiles, [profiles[0].device]), job)
 
 
 def _uniform_sync(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:
@@ -202,37 +206,26 @@ def _pipeline(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile
         found = best_stages(job, decoder, work, profiles, at_least=len(profiles))
     links = {stage.device: Ranges.of(stage.start, stage.stop) for stage in found.stages}
     devices = stage_devices(decoder, [p.device for p in profiles], [links[i] for i in range(len(profiles))])
-    return _entry(name, name, devices, found.prediction, job, found.micro_batch_size)
+    return _of_whole_links(name, devices, found.prediction, job, found.micro_batch_size)
 
 
 def _data(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:
     found = plan_rows(task_of(job, decoder, work), profiles, job.batch_size)
     devices = row_devices(decoder, [p.device for p in profiles], found.speeds)
-    return _entry(DATA, DATA, devices, found.prediction, job, found.micro_batch_size)
+    return _of_whole_links(DATA, devices, found.prediction, job, found.micro_batch_size)
 
 
-def _entry(
-    name: str,
-    strategy: str,
-    devices: tuple[DeviceShare, ...],
-    prediction: Prediction,
-    job: Job,
-    micro_batch_size: int | None = None,
+def _of_whole_links(
+    name: str, devices: tuple[DeviceShare, ...], prediction: Prediction, job: Job, micro_batch_size: int
 ) -> Entry:
-    plan = Plan(strategy, devices, prediction.step_s, prediction.idle_ratio, micro_batch_size=micro_batch_size)
+    plan = Plan(name, devices, prediction.step_s, prediction.idle_ratio, micro_batch_size=micro_batch_size)
     return Entry(name, plan, prediction, job)
 
 
-def _candidate(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], strategy: str) -> Entry:
-    """The planner's own plan of a strategy.
-
-    Raises:
-        BadInput: it cannot be carried out.
-    """
-    chosen = best(plans(job, decoder, work, profiles), strategy)
-    assert chosen.plan is not None
-    assert chosen.prediction is not None
-    return Entry(strategy, chosen.plan, chosen.prediction, job)
+def _entry(name: str, candidate: Candidate, job: Job) -> Entry:
+    assert candidate.plan is not None
+    assert candidate.prediction is not None
+    return Entry(name, candidate.plan, candidate.prediction, job)
 
 
 def _alike(one: Entry, other: Entry) -> bool:

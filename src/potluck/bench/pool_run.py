@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from potluck.bench.pool_hosts import Hosts
-from potluck.bench.pool_plans import Entry
+from potluck.bench.pool_plans import LIMIT, Entry
 from potluck.bench.pool_spec import Event, RankSpec
 from potluck.pool.profile import Profile, Work, parse_profile
 
-MEASURE, LIMIT = "measure", "limit"
-"""Names of processes beside those of strategies: profiles, and one process alone that is not slowed."""
+MEASURE = "measure"
+"""Name of the processes that measure."""
 
 OnStep = Callable[[str, int, int], None]
 """Told which row steps now, and how many of how many steps are done."""

@@ -111,6 +111,20 @@ def cross_entropy(
     return loss / step_targets, gradients
 
 
+def loss_alone(head: Head, h_ND: Tensor, targets_N: Tensor, step_targets: int) -> tuple[Tensor, Tensor]:
+    """:func:`cross_entropy` on a device that has the whole head and the labels: the loss, and its gradient ``[N, D]``.
+
+    Args:
+        head: all rows.
+        h_ND: normed last hidden states of supervised positions.
+        targets_N: their labels.
+        step_targets: by which both are divided.
+    """
+    targets = Targets([targets_N], lambda ids: head.W_VD[ids])
+    loss, (gradient_1ND,) = cross_entropy(head, [h_ND[None]], targets, step_targets, Comm())
+    return loss, gradient_1ND[0]
+
+
 def _take_targets(head: Head, h_ND: Tensor, ids_N: Tensor, rows: ReadRows, g_ND: Tensor) -> Tensor:
     """The target logits ``[N]``; their gradient is taken from ``g_ND`` in place."""
     unique, index_N = ids_N.unique(return_inverse=True)

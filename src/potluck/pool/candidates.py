@@ -62,10 +62,10 @@ def plans(
     """
     owners = {profiles[0].device, *must}
     task = task_of(job, decoder, work, owners=len(owners))
-    found = [_single(task, profiles[0], owners)]
+    found = [single(task, profiles[0], owners)]
     if not job.data_stays:
-        found += [_single(task, profile, owners) for profile in profiles[1:]]
-    found += [_tensor(task, profiles, owners), _uniform(task, profiles, owners)]
+        found += [single(task, profile, owners) for profile in profiles[1:]]
+    found += [_tensor(task, profiles, owners), tensor_uniform(task, profiles, owners)]
     found += [_pipeline(strategy, job, decoder, work, profiles, owners) for strategy in PIPELINES]
     found.append(_data(job, decoder, work, profiles, owners))
     return _with_reasons(task, profiles, found)
@@ -101,7 +101,7 @@ def if_data_moved(
     """
     owners = {profiles[0].device, *must}
     task = task_of(job, decoder, work, owners=len(owners))
-    moved = [_single(task, profile, {profile.device}) for profile in profiles]
+    moved = [single(task, profile, {profile.device}) for profile in profiles]
     moved += [c for c in candidates if c.moves_data and c.strategy != "single"]
     if len(owners) > 1:
         moved.append(_tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S))
@@ -123,8 +123,9 @@ def _who(plan: Plan) -> str:
     return f"{names} alone" if len(plan.devices) == 1 else f"{names} (strategy {plan.strategy})"
 
 
-def _single(task: Task, profile: Profile, owners: Collection[str]) -> Candidate:
-    plan, prediction = _planned(task, "single", [profile], [Units(*task.totals)], owners)
+def single(task: Task, profile: Profile, owners: Collection[str]) -> Candidate:
+    """One device with everything."""
+    plan, prediction = planned(task, "single", [profile], [Units(*task.totals)], owners)
     others = sorted(set(owners) - {profile.device})
     reason = missing(prediction)
     if not reason and (len(others) > 1 or (others and profile.device in owners)):
@@ -144,12 +145,13 @@ def _tensor(
     except NoFit as error:
         return Candidate("tensor", False, str(error))
     group = [profiles[i] for i in found.members]
-    plan, prediction = _planned(task, "tensor", group, found.units, owners)
+    plan, prediction = planned(task, "tensor", group, found.units, owners)
     feasible, reason = if_all_on_one(plan, owners)
     return Candidate("tensor", feasible, reason, plan, prediction, found.proven)
 
 
-def _uniform(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -> Candidate:
+def tensor_uniform(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -> Candidate:
+    """Even shares of all devices, the remainder to the fastest."""
     if len(profiles) < 2:
         return Candidate("tensor-uniform", False, _ONE_DEVICE)
     fastest_first = sorted(range(len(profiles)), key=lambda i: alone_s(task, profiles[i]))
@@ -158,7 +160,7 @@ def _uniform(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
         Units(*(total // len(profiles) + (place[i] < total % len(profiles)) for total in task.totals))
         for i in range(len(profiles))
     ]
-    plan, prediction = _planned(task, "tensor-uniform", profiles, shares, owners)
+    plan, prediction = planned(task, "tensor-uniform", profiles, shares, owners)
     short = missing(prediction)
     return Candidate("tensor-uniform", not short, short, plan, prediction)
 
@@ -185,12 +187,12 @@ def _data(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], o
     rows = rows_a_turn(job, work, len(owners)) * len(owners)
     if job.data_stays and len(owners) > 1:
         group = tuple(i for i, profile in enumerate(profiles) if profile.device in owners)
-        found = plan_rows(task, [profiles[i] for i in group], rows, owners=owners, moved=False)
+        members = [profiles[i] for i in group]
+        found = plan_rows(task, members, rows, owners=owners, moved=False, at_once=job.micro_batch_size)
     else:
-        group, found = best_rows(task, profiles, rows, owners=owners)
+        group, found = best_rows(task, profiles, rows, owners=owners, at_once=job.micro_batch_size)
     devices = row_devices(decoder, [profiles[i].device for i in group], found.speeds)
-    size = min(found.micro_batch_size, job.micro_batch_size or found.micro_batch_size)
-    return _of_whole_links(job, "data", devices, found.prediction, size, owners)
+    return _of_whole_links(job, "data", devices, found.prediction, found.micro_batch_size, owners)
 
 
 def _of_whole_links(
@@ -209,9 +211,10 @@ def _of_whole_links(
     return Candidate(strategy, not reason, reason, plan, prediction, proven, moves_data=bool(leaves))
 
 
-def _planned(
+def planned(
     task: Task, strategy: str, group: Sequence[Profile], shares: Sequence[Units], owners: Collection[str]
 ) -> tuple[Plan, Prediction]:
+    """The plan that gives a group consecutive units, and its prediction."""
     prediction = predict(task, group, shares, owners=owners)
     cuts = (split_by(getattr(units, kind) for units in shares) for kind in ("heads", "columns", "vocab_rows"))
     devices = tuple(

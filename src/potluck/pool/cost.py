@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from potluck.errors import BadInput
 from potluck.pool.profile import Link, Profile
-from potluck.pool.sent import bytes_sent
+from potluck.pool.sent import bytes_sent, messages
 from potluck.pool.task import Task
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -72,6 +72,11 @@ class Prediction:
     message_s: float
     """Messages that no compute covers."""
     devices: tuple[DevicePrediction, ...]
+
+    @property
+    def missing_bytes(self) -> float:
+        """Memory missing where most is missing; 0 if none is."""
+        return max(0.0, *(device.memory_bytes - device.available_bytes for device in self.devices))
 
 
 @dataclass(frozen=True)
@@ -156,38 +161,6 @@ class Costs:
             message_s = message_s + self.task.micro_batches * np.maximum(0.0, pair_M - T_M3[:, 2])
         message_s = np.where(n_M > 1, message_s, 0.0)
         return np.asarray(T_M3 @ times + once_M + message_s), np.asarray(message_s)
-
-
-@dataclass(frozen=True)
-class Messages:
-    """What a group of ``n`` devices sends, in bytes on the wire; arrays over groups."""
-
-    count: Floats
-    """Messages of a step that no compute covers."""
-    bytes: Floats
-    """Of these together."""
-    link_bytes: Floats
-    """Of one message between two pieces."""
-    pair_bytes: Floats
-    """Of one head's maxima and sums, of which all but the last half-batch's may be covered."""
-
-
-def messages(task: Task, world_size: Floats) -> Messages:
-    """Count them; see the module's text for the bytes."""
-    n = world_size
-    reduce, gather, spread = 2 * (n - 1) / n, n - 1, np.ceil(np.log2(n))
-    shared_kv = 0 if task.group == 1 else np.minimum(n - 1, task.kv_heads)
-    kv_messages = 2 if task.group > 1 and task.kv_trained_bytes else 0
-    a_micro_batch = task.half_batches * (spread * task.message_bytes + reduce * task.head_message_bytes)
-    return Messages(
-        # layouts, norm and loss, clocks: four; gradients: one; values: one a home
-        count=task.micro_batches * (2 * task.half_batches + 1) + 5 + kv_messages + n,
-        bytes=task.micro_batches * (a_micro_batch + gather * task.pair_bytes)
-        + reduce * (task.partial_bytes + 2 * shared_kv * task.kv_trained_bytes)
-        + spread * task.whole_bytes,
-        link_bytes=reduce * task.message_bytes,
-        pair_bytes=gather * task.pair_bytes,
-    )
 
 
 def buffers_bytes(task: Task) -> float:

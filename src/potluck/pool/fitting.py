@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from potluck.pool.cost import Bools, Costs, Floats, Integers, buffers_bytes, messages
+from potluck.pool.cost import Bools, Costs, Floats, Integers, buffers_bytes
+from potluck.pool.sent import messages
 
 _WHOLE_UP_TO = 256
 """More units than this are rounded after the program: one of them is less than 0.4 % of a segment."""

@@ -21,14 +21,13 @@ from itertools import combinations
 import numpy as np
 
 from potluck.errors import BadInput
-from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of, messages
+from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of
 from potluck.pool.dealing import deal_rows
 from potluck.pool.profile import Profile
-from potluck.pool.task import PerUnit, Task
+from potluck.pool.reduce import CHUNK_BYTES
+from potluck.pool.sent import messages
+from potluck.pool.task import ID_BYTES, PerUnit, Task
 
-CHUNK_BYTES = 4 << 20
-"""Of gradients on their way to one home at once."""
-_ID_BYTES = 8
 _GROUPS_TRIED = 256
 
 
@@ -46,7 +45,13 @@ class RowPlan:
 
 
 def plan_rows(
-    task: Task, profiles: Sequence[Profile], rows: int, *, owners: Collection[str] = (), moved: bool = True
+    task: Task,
+    profiles: Sequence[Profile],
+    rows: int,
+    *,
+    owners: Collection[str] = (),
+    moved: bool = True,
+    at_once: int | None = None,
 ) -> RowPlan:
     """Deal a step's rows to these devices, as many at once as fit into memory, and predict the step.
 
@@ -58,6 +63,7 @@ def plan_rows(
         rows: of one step, over all owners.
         owners: names of devices that have data, the coordinator always among them.
         moved: whether rows may go to other devices than their owner's. Otherwise each owner walks an even part.
+        at_once: rows that a device walks at once at most, if that is limited.
 
     Raises:
         BadInput: several devices, and one of them has no link; or rows may not move, and a device owns none.
@@ -70,7 +76,7 @@ def plan_rows(
         if idle := [p.device for p in profiles if p.device not in owners]:
             raise BadInput(f"{', '.join(idle)} would have no rows: there are no data on it, and data stay.")
         dealt, speeds = (-(-rows // len(profiles)),) * len(profiles), (0.0,) * len(profiles)
-    for size in range(min(profiles[0].work.rows, max(dealt)), 0, -1):
+    for size in range(min(profiles[0].work.rows, max(dealt), at_once or max(dealt)), 0, -1):
         prediction = predict_data(task, profiles, dealt, size, owners=owners, moved=moved)
         if size == 1 or all(d.memory_bytes <= d.available_bytes for d in prediction.devices):
             return RowPlan(dealt, speeds, size, prediction)
@@ -78,7 +84,13 @@ def plan_rows(
 
 
 def best_rows(
-    task: Task, profiles: Sequence[Profile], rows: int, *, owners: Collection[str] = (), at_least: int = 2
+    task: Task,
+    profiles: Sequence[Profile],
+    rows: int,
+    *,
+    owners: Collection[str] = (),
+    at_least: int = 2,
+    at_once: int | None = None,
 ) -> tuple[tuple[int, ...], RowPlan]:
     """The group of devices whose step is shortest where rows may move, and its plan.
 
@@ -91,6 +103,7 @@ def best_rows(
         rows: of one step, over all owners.
         owners: names of devices that have data, the coordinator always among them.
         at_least: devices of the group; fewer only if there are not as many.
+        at_once: rows that a device walks at once at most, if that is limited.
 
     Returns:
         Places in ``profiles``, ascending, and the plan of these devices.
@@ -104,8 +117,9 @@ def best_rows(
     for chosen in _groups(task, profiles, others):
         if len(needed) + len(chosen) >= min(at_least, len(profiles)):
             group = tuple(sorted([*needed, *chosen]))
-            found.append((group, plan_rows(task, [profiles[i] for i in group], rows, owners=owners)))
-    return min(found, key=lambda each: (_missing_bytes(each[1].prediction), each[1].prediction.step_s))
+            members = [profiles[i] for i in group]
+            found.append((group, plan_rows(task, members, rows, owners=owners, at_once=at_once)))
+    return min(found, key=lambda each: (each[1].prediction.missing_bytes, each[1].prediction.step_s))
 
 
 def _groups(task: Task, profiles: Sequence[Profile], others: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -117,10 +131,6 @@ def _groups(task: Task, profiles: Sequence[Profile], others: Sequence[int]) -> I
     fastest_first = sorted(others, key=lambda i: walk_s_D[i])
     for size in range(len(others) + 1):
         yield tuple(fastest_first[:size])
-
-
-def _missing_bytes(prediction: Prediction) -> float:
-    return max(0.0, *(d.memory_bytes - d.available_bytes for d in prediction.devices))
 
 
 def predict_data(
@@ -155,7 +165,7 @@ def predict_data(
 
     exact = 8 if work.dtype == "fp64" else 4
     gradient_bytes = _of_whole(task.trained, task) * exact
-    row_bytes = (work.length + work.supervised / work.rows) * _ID_BYTES if moved else 0.0
+    row_bytes = (work.length + work.supervised / work.rows) * ID_BYTES if moved else 0.0
     rows = sum(rows_D)
     moved_D = [
         (rows / len(owners)) * (1 - each / rows) * (p.device in owners)

@@ -1,8 +1,46 @@
-"""What each device of ``tensor`` sends in a step, in bytes on the wire."""
+"""The messages of a step of ``tensor``, in number and in bytes on the wire."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from potluck.pool.task import Task
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What a group of ``n`` devices sends, in bytes on the wire; arrays over groups."""
+
+    count: Floats
+    """Messages of a step that no compute covers."""
+    bytes: Floats
+    """Of these together."""
+    link_bytes: Floats
+    """Of one message between two pieces."""
+    pair_bytes: Floats
+    """Of one head's maxima and sums, of which all but the last half-batch's may be covered."""
+
+
+def messages(task: Task, world_size: Floats) -> Messages:
+    """Count them; see :mod:`potluck.pool.cost` for the bytes."""
+    n = world_size
+    reduce, gather, spread = 2 * (n - 1) / n, n - 1, np.ceil(np.log2(n))
+    shared_kv = 0 if task.group == 1 else np.minimum(n - 1, task.kv_heads)
+    kv_messages = 2 if task.group > 1 and task.kv_trained_bytes else 0
+    a_micro_batch = task.half_batches * (spread * task.message_bytes + reduce * task.head_message_bytes)
+    return Messages(
+        # layouts, norm and loss, clocks: four; gradients: one; values: one a home
+        count=task.micro_batches * (2 * task.half_batches + 1) + 5 + kv_messages + n,
+        bytes=task.micro_batches * (a_micro_batch + gather * task.pair_bytes)
+        + reduce * (task.partial_bytes + 2 * shared_kv * task.kv_trained_bytes)
+        + spread * task.whole_bytes,
+        link_bytes=reduce * task.message_bytes,
+        pair_bytes=gather * task.pair_bytes,
+    )
 
 
 def bytes_sent(task: Task, names: Sequence[str], owners: Collection[str]) -> list[float]:

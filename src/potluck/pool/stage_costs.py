@@ -24,11 +24,10 @@ from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import OWNER_BYTES, DevicePrediction, Floats, Prediction, costs_of
 from potluck.pool.profile import Link, Profile, Work
 from potluck.pool.simulate import Simulated, simulate
-from potluck.pool.task import PerUnit, Task, task_of
+from potluck.pool.task import ID_BYTES, PerUnit, Task, task_of
 
-_ID_BYTES = 8
-_BUFFERS = 4
-"""Messages that a stage holds: either way one that comes and one that leaves."""
+_COMING = 4
+"""Messages that a stage has asked for: either way one that is taken and the one after it."""
 _GROUP_MESSAGES = 2
 """Of all stages: norm and loss, clocks. Layouts come beside, two messages an owner."""
 
@@ -118,8 +117,9 @@ class StageCosts:
         graphs_N1 = self.graphs_DN1[device]
         kept_N1 = np.arange(self.links + 1) * task.kept_bytes / 2 if task.checkpointing else graphs_N1
         held_N1 = self.weights_N1 + in_flight * kept_N1
+        leaving_bytes = (2 * in_flight + 1) * task.message_bytes * task.longest_part * (len(self.names) > 1)
         going_back = np.diff(graphs_N1).max()
-        bytes_NN = held_N1[None, :] - held_N1[:, None] + self.fixed_D[device] + going_back
+        bytes_NN = held_N1[None, :] - held_N1[:, None] + self.fixed_D[device] + leaving_bytes + going_back
         bytes_NN[:, -1] += self.head_bytes
         return np.asarray(bytes_NN)
 
@@ -154,7 +154,7 @@ class StageCosts:
         owned_parts = sum(self.parts) / len(self.owners) * (self.names[stage.device] in self.owners)
         ids, labels = self.work.rows * self.work.length, self.work.supervised
         between = sum(self.parts) * self.task.message_bytes * ((not is_first) + (not is_last))
-        return between + owned_parts * _ID_BYTES * (ids * (not is_first) + labels * (not is_last))
+        return between + owned_parts * ID_BYTES * (ids * (not is_first) + labels * (not is_last))
 
 
 def stage_costs(
@@ -212,7 +212,7 @@ def stage_costs(
         fixed_D=np.array(
             [
                 p.runtime_bytes
-                + several * _BUFFERS * task.message_bytes * task.longest_part
+                + several * _COMING * task.message_bytes * task.longest_part
                 + (OWNER_BYTES if p.device in owners else 0)
                 for p in profiles
             ]

@@ -98,7 +98,7 @@ def even_stages(
     stops = np.cumsum(links).tolist()
     stages = tuple(Stage(d, stop - links[d], stop) for d, stop in enumerate(stops))
     tried = [Found(stages, c, predict_stages(c, stages)) for c in possible]
-    return min(tried, key=lambda found: (_missing_bytes(found), found.prediction.step_s))
+    return min(tried, key=lambda found: (found.prediction.missing_bytes, found.prediction.step_s))
 
 
 def micro_batch_sizes(job: Job, work: Work, owners: int) -> list[int]:
@@ -205,7 +205,3 @@ def _least_missing(costs: StageCosts, needed: frozenset[int], at_least: int) -> 
                 start = least[-1].stop
     assert least is not None
     return Found(tuple(least), costs, predict_stages(costs, least), proven=False)
-
-
-def _missing_bytes(found: Found) -> float:
-    return max(0.0, *(d.memory_bytes - d.available_bytes for d in found.prediction.devices))

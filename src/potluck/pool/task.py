@@ -10,6 +10,8 @@ from potluck.models.targets import match_targets
 from potluck.pool.profile import Work
 
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
+ID_BYTES = 8
+"""Of a token id or label on its way."""
 _LOGITS_CHUNK_BYTES = 16 << 20  # what chain.loss.Head computes at once
 
 

@@ -2,40 +2,31 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from pool.leaks import leaks, secrets
-from pool.plain import PlainRun, exact_norms, plain_run
+from pool.parity_models import CLIP, LEARNING_RATE, Models, Steps
 from pool.profiles import job, profile, work
-from pool.tiny import VOCAB, batch, config, save_tiny, shares, three_steps
+from pool.tiny import VOCAB, batch, config, shares, three_steps
 from potluck.chain.comm import Comm
-from potluck.chain.trained import Trained
 from potluck.job import Lora
 from potluck.models.build import Part, build_part
-from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.dealing import deal_rows
-from potluck.pool.gradients import hold, spread_values, squared_norm, unequal
+from potluck.pool.gradients import spread_values, unequal
 from potluck.pool.micro_batch import MicroBatch
 from potluck.pool.rows import predict_data
 from potluck.pool.step import Settings, Stepper
-from potluck.pool.strategies.data import DataParallel, reduce_to_homes
+from potluck.pool.strategies.data import DataParallel
 from potluck.pool.task import task_of
 from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch, Layout
 from worlds import run_world
 
-LEARNING_RATE, CLIP = 1e-2, 0.5
 SETTINGS = Settings(steps=3, learning_rate=LEARNING_RATE, schedule="constant", clip=CLIP)
-Steps = list[list[Batch]]
 
 
 def silenced(whole: Batch, row: int) -> Batch:
@@ -57,34 +48,16 @@ STEPS: dict[str, Callable[[], Steps]] = {
 }
 
 
-class Models:
-    """Tiny models and their plain runs, made once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.checkpoint = cache(lambda family, tied: Checkpoint.open(self.directory(family, tied)))
-        self.directory = cache(self._directory)
-        self.plain = cache(self._plain)
-
-    def _directory(self, family: str, tied: bool) -> Path:
-        return save_tiny(config(family, tie_word_embeddings=tied), self.root / f"{family}-{tied}")
-
-    def _plain(self, family: str, tied: bool, lora: bool, steps: str) -> PlainRun:
-        targets = ["all-linear"] if lora else None
-        with exact_norms():
-            directory, batches = self.directory(family, tied), STEPS[steps]()
-            return plain_run(directory, batches, targets=targets, learning_rate=LEARNING_RATE, clip=CLIP)
-
-    def part(self, family: str, *, tied: bool = True, lora: Lora | None = None) -> Part:
-        cfg = config(family, tie_word_embeddings=tied)
-        whole = shares(cfg, [cfg.num_attention_heads], [cfg.intermediate_size], [VOCAB])
-        checkpoint = self.checkpoint(family, tied)
-        return build_part(checkpoint, decoder_of(cfg), whole, 0, compute=torch.float64, lora=lora, seed=0)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
+    return Models(tmp_path_factory.mktemp("models"), STEPS)
+
+
+def part_of(models: Models, family: str, *, tied: bool = True, lora: Lora | None = None) -> Part:
+    cfg = config(family, tie_word_embeddings=tied)
+    whole = shares(cfg, [cfg.num_attention_heads], [cfg.intermediate_size], [VOCAB])
+    checkpoint = models.checkpoint(family, tied)
+    return build_part(checkpoint, decoder_of(cfg), whole, 0, compute=torch.float64, lora=lora, seed=0)
 
 
 def far(ours: Tensor, plain: Tensor) -> float:
@@ -109,11 +82,11 @@ def check_parity(
     checkpointing: bool = False,
     owners: Sequence[int] = (0,),
 ) -> None:
-    plain = models.plain(family, tied, lora, steps)
+    plain = models.plain(family, tied, ("all-linear",) if lora else None, steps)
     norm = math.sqrt(sum(float(g.square().sum()) for g in plain.gradients.values()))
 
     def body(comm: Comm) -> list[str]:
-        part = models.part(family, tied=tied, lora=Lora(rank=4, alpha=8) if lora else None)
+        part = part_of(models, family, tied=tied, lora=Lora(rank=4, alpha=8) if lora else None)
         for t in part.chain.trained:
             t.local.detach().copy_(plain.initial[t.name])
         strategy = DataParallel(
@@ -195,7 +168,7 @@ def heard_in_three_steps(
     heard: list[list[tuple[str, Tensor]]] = [[], [], []]
 
     def body(comm: Comm) -> None:
-        part = models.part("llama", lora=Lora(rank=4))
+        part = part_of(models, "llama", lora=Lora(rank=4))
         strategy = DataParallel(part, comm, speeds=speeds, micro_batch_size=2, checkpointing=False, seed=0)
         stepper = Stepper(part, comm, SETTINGS, strategy)
         for batches in steps:
@@ -251,7 +224,7 @@ def test_bytes_are_those_that_were_predicted(models: Models) -> None:
     pool = [profile(name, of=at) for name in "abc"]
 
     def body(comm: Comm) -> int:
-        part = models.part("llama", lora=Lora(rank=4))
+        part = part_of(models, "llama", lora=Lora(rank=4))
         strategy = DataParallel(part, comm, speeds=speeds, micro_batch_size=2, checkpointing=False, seed=0)
         stepper = Stepper(part, comm, SETTINGS, strategy)
         stepper.step(turns_of([rows], (0,), comm.rank))
@@ -270,7 +243,9 @@ def test_bytes_are_those_that_were_predicted(models: Models) -> None:
 def test_speeds_must_be_possible(models: Models, speeds: list[float]) -> None:
     def body(comm: Comm) -> None:
         with pytest.raises(ValueError, match="2 devices need a speed each"):
-            DataParallel(models.part("llama"), comm, speeds=speeds, micro_batch_size=None, checkpointing=False, seed=0)
+            DataParallel(
+                part_of(models, "llama"), comm, speeds=speeds, micro_batch_size=None, checkpointing=False, seed=0
+            )
 
     run_world(2, body)
 
@@ -285,7 +260,7 @@ def test_what_is_dropped_differs_from_device_to_device(models: Models) -> None:
 
     def losses(dropout: float) -> list[float]:
         def body(comm: Comm) -> float:
-            part = models.part("llama", lora=Lora(rank=4, dropout=dropout))
+            part = part_of(models, "llama", lora=Lora(rank=4, dropout=dropout))
             for i, t in enumerate(part.chain.trained):
                 t.local.detach().copy_(torch.randn(t.shape, generator=torch.Generator().manual_seed(i)))
             strategy = DataParallel(part, comm, speeds=[1.0, 1.0], micro_batch_size=None, checkpointing=False, seed=0)
@@ -298,78 +273,3 @@ def test_what_is_dropped_differs_from_device_to_device(models: Models) -> None:
     assert same[0] == same[1]
     assert different[0] != different[1]
     assert different == losses(0.5), "masks follow from the seed"
-
-
-def drawn(shape: Sequence[int], *key: int) -> Tensor:
-    seed = sum((n + 1) * 1000**i for i, n in enumerate(key))
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def tensors_of(shapes: Sequence[Sequence[int]]) -> list[Trained]:
-    return [
-        Trained(f"w{i}", torch.zeros(*shape, requires_grad=True), tuple(shape), None, (), "equal")
-        for i, shape in enumerate(shapes)
-    ]
-
-
-@st.composite
-def walkers_of_worlds(draw: st.DrawFn) -> tuple[int, tuple[int, ...]]:
-    n = draw(st.integers(2, 4))
-    return n, draw(st.sampled_from([c for k in range(1, n + 1) for c in combinations(range(n), k)]))
-
-
-@given(
-    walkers_of_worlds(),
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=2), min_size=1, max_size=6),
-    st.sampled_from([1, 12, 20, 1 << 20]),
-)
-@settings(deadline=None, max_examples=30)
-def test_homes_have_the_sum_and_others_nothing(
-    world: tuple[int, tuple[int, ...]], shapes: list[list[int]], chunk_bytes: int
-) -> None:
-    n, walkers = world
-    sums = [torch.stack([drawn(shape, i, rank) for rank in walkers]).double().sum(0) for i, shape in enumerate(shapes)]
-    numbers = sum(s.numel() for s in sums)
-
-    def body(comm: Comm) -> tuple[float, int, int]:
-        trained = tensors_of(shapes)
-        if comm.rank in walkers:
-            for i, t in enumerate(trained):
-                t.local.grad = drawn(shapes[i], i, comm.rank)
-        held = hold(trained, comm.rank, n)
-        comm.clocks.restart()
-        reduce_to_homes(held, walkers, comm, chunk_bytes=chunk_bytes)
-        assert comm.clocks.awaited_s == 0
-        assert len(comm.clocks.blocked_s) == 1, "one entry on every device, or their times cannot be compared"
-        at_home = 0
-        for h, whole in zip(held, sums, strict=True):
-            gradient = h.trained.local.grad
-            assert (gradient is None) == (h.home != comm.rank)
-            if gradient is not None:
-                at_home += gradient.numel()
-                assert torch.allclose(gradient.double(), whole, rtol=1e-5, atol=1e-6)
-        return float(squared_norm(held, comm.rank)), comm.clocks.bytes_sent, at_home
-
-    found = run_world(n, body)
-    assert sum(square for square, _, _ in found) == pytest.approx(sum(float(s.square().sum()) for s in sums), rel=1e-5)
-    for rank, (_, sent, at_home) in enumerate(found):
-        assert sent == (4 * (numbers - at_home) if rank in walkers else 0)
-
-
-def test_sums_are_the_same_in_chunks_of_any_size() -> None:
-    shapes = [[7, 3], [5], [40], [2, 2]]
-
-    def summed(chunk_bytes: int) -> list[Tensor]:
-        def body(comm: Comm) -> list[Tensor]:
-            trained = tensors_of(shapes)
-            for i, t in enumerate(trained):
-                t.local.grad = drawn(shapes[i], i, comm.rank)
-            reduce_to_homes(hold(trained, comm.rank, 3), range(3), comm, chunk_bytes=chunk_bytes)
-            return [t.local.grad for t in trained if t.local.grad is not None]
-
-        return [gradient for of_rank in run_world(3, body) for gradient in of_rank]
-
-    whole = summed(1 << 20)
-    assert len(whole) == len(shapes)
-    for chunk_bytes in (4, 24, 64):
-        assert all(torch.equal(one, other) for one, other in zip(whole, summed(chunk_bytes), strict=True))

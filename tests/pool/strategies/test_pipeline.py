@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,13 @@ import torch
 from torch import Tensor
 
 from pool.leaks import leaks, secrets
-from pool.plain import PlainRun, exact_norms, plain_run
-from pool.tiny import VOCAB, batch, config, save_tiny
+from pool.parity_models import CLIP, LEARNING_RATE, Models
+from pool.tiny import VOCAB, batch, config
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import Embedding
 from potluck.chain.ranges import Ranges, split_by
 from potluck.job import Job, Lora
 from potluck.models.adapter import read_tensors
-from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.plan import DeviceShare, Plan
 from potluck.pool.step import Settings, Stepper, StepReport
@@ -29,7 +27,6 @@ from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch, Layout
 from worlds import run_world
 
-LEARNING_RATE, CLIP = 1e-2, 0.5
 SETTINGS = Settings(steps=3, learning_rate=LEARNING_RATE, schedule="constant", clip=CLIP)
 
 Stages = list[tuple[int, int]]
@@ -58,32 +55,9 @@ def three_uneven_steps() -> list[list[Batch]]:
     return [[*many[:3], silent(many[4]), *many[3:]], [batch((9, 5, 4), 11)], [batch((7, 7, 5), 21), batch((6,), 23)]]
 
 
-class Models:
-    """Tiny models and their plain runs, made once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.directory = cache(self._directory)
-        self.plain = cache(self._plain)
-        self.checkpoint = cache(lambda family, tied=True: Checkpoint.open(self.directory(family, tied)))
-
-    def _directory(self, family: str, tied: bool) -> Path:
-        return save_tiny(config(family, tie_word_embeddings=tied), self.root / f"{family}-{tied}")
-
-    def _plain(self, family: str, tied: bool, targets: tuple[str, ...] | None) -> PlainRun:
-        with exact_norms():
-            return plain_run(
-                self.directory(family, tied),
-                three_uneven_steps(),
-                targets=None if targets is None else list(targets),
-                learning_rate=LEARNING_RATE,
-                clip=CLIP,
-            )
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("models"))
+    return Models(tmp_path_factory.mktemp("models"), {"uneven": three_uneven_steps})
 
 
 def plan_of(family: str, stages: Stages) -> Plan:
@@ -122,7 +96,7 @@ def check_parity(
     checkpointing: bool = False,
     owners: Sequence[int] = (0,),
 ) -> None:
-    plain = models.plain(family, tied, None if targets is None else tuple(targets))
+    plain = models.plain(family, tied, None if targets is None else tuple(targets), "uneven")
     checkpoint, plan = models.checkpoint(family, tied), plan_of(family, stages)
     decoder = decoder_of(config(family, tie_word_embeddings=tied))
     lora = None if targets is None else Lora(rank=4, alpha=8, targets=list(targets))

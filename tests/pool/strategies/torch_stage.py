@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pool.plain import exact_norms
 from pool.strategies.torch_batches import BLOCKS, batches
-from potluck.bench.torch_pipeline import TorchPipeline
+from pool.strategies.torch_pipeline import TorchPipeline
 
 
 def main(rank: int, world_size: int, directory: Path) -> None:

@@ -3,42 +3,36 @@
 Rows of the whole step are dealt to devices by length and speed, as every device computes them from the layouts; an
 owner sends the token ids and targets of a row to the device that walks it, and to no other. Or each owner walks the
 rows it owns, and no id or label travels.
-
-A gradient is needed at its tensor's home alone, which steps the tensor and gives everyone its values. So each device
-sends it there directly: ``(n - 1) / n`` of all gradients instead of the ``2 (n - 1) / n`` of an all-reduce. The home
-adds what comes in the order of ranks.
 """
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from potluck.chain.comm import Comm, Message
-from potluck.chain.loss import Targets, cross_entropy
+from potluck.chain.loss import loss_alone
 from potluck.chain.piece import At
 from potluck.chain.whole import Whole
 from potluck.models.build import Part
 from potluck.pool.dealing import deal_rows
 from potluck.pool.gather import gather_whole
-from potluck.pool.gradients import Held, hold
+from potluck.pool.gradients import hold
 from potluck.pool.halves import deal
 from potluck.pool.micro_batch import MicroBatch
-from potluck.pool.rows import CHUNK_BYTES
+from potluck.pool.reduce import reduce_to_homes
 from potluck.texts.batch import Batch, Layout
 from potluck.texts.order import micro_batches as consecutive
 
-_ROWS_TAG, _GRADIENTS_TAG = 1, 2
-_CHUNKS_IN_FLIGHT = 2
+_ROWS_TAG = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """A row of a step, as every device knows it."""
 
     owner: int
@@ -53,7 +47,7 @@ class Place:
 class Row:
     """A row where it is walked."""
 
-    place: Place
+    place: RowPlace
     ids_S: Tensor
     targets_N: Tensor
 
@@ -111,10 +105,10 @@ class DataParallel:
         """Rank 0 has everything."""
         return gather_whole(self._trained, self._comm)
 
-    def _dealt(self, micro_batches: Sequence[MicroBatch]) -> list[list[Place]]:
+    def _dealt(self, micro_batches: Sequence[MicroBatch]) -> list[list[RowPlace]]:
         """For each rank the rows it walks; rows without a target teach nothing and are left out."""
         places = [
-            Place(each.owner, m, row, length, positions)
+            RowPlace(each.owner, m, row, length, positions)
             for m, each in enumerate(micro_batches)
             for row, (length, positions) in enumerate(zip(each.layout.lengths, each.layout.positions, strict=True))
             if positions
@@ -124,7 +118,7 @@ class DataParallel:
         dealt = deal_rows([place.length for place in places], self._speeds)
         return [sorted((places[i] for i in rows), key=lambda place: place.owner) for rows in dealt]
 
-    def _send_rows(self, dealt: Sequence[Sequence[Place]], micro_batches: Sequence[MicroBatch]) -> Iterator[Message]:
+    def _send_rows(self, dealt: Sequence[Sequence[RowPlace]], micro_batches: Sequence[MicroBatch]) -> Iterator[Message]:
         """Start sending the rows that are owned here and walked elsewhere, one message a device."""
         rank = self._comm.rank
         for other, places in enumerate(dealt):
@@ -133,10 +127,10 @@ class DataParallel:
                 content = torch.cat([part for row in mine for part in (row.ids_S, row.targets_N)])
                 yield self._comm.start_send(content, other, _ROWS_TAG, exact=True)
 
-    def _rows(self, places: Sequence[Place], micro_batches: Sequence[MicroBatch]) -> list[Row]:
+    def _rows(self, places: Sequence[RowPlace], micro_batches: Sequence[MicroBatch]) -> list[Row]:
         """What this device walks, of its own data and of what others send."""
         rows: list[Row] = []
-        asked: list[tuple[list[Place], Message]] = []
+        asked: list[tuple[list[RowPlace], Message]] = []
         for owner, group in groupby(places, key=lambda place: place.owner):
             owned = list(group)
             if owner == self._comm.rank:
@@ -157,14 +151,13 @@ class DataParallel:
         assert half.ids_BS is not None
         assert half.targets_N is not None
         h_ND = self._whole(part.embedding(half.ids_BS, part.stream), half.positions_N, at)
-        targets = Targets([half.targets_N], lambda ids: part.head.W_VD[ids])
-        loss, (gradient_1ND,) = cross_entropy(part.head, [h_ND.detach()[None]], targets, step_targets, Comm())
+        loss, gradient_ND = loss_alone(part.head, h_ND.detach(), half.targets_N, step_targets)
         if h_ND.requires_grad:
-            h_ND.backward(gradient_1ND[0])
+            h_ND.backward(gradient_ND)
         return loss.double()
 
 
-def _owned(place: Place, micro_batches: Sequence[MicroBatch]) -> Row:
+def _owned(place: RowPlace, micro_batches: Sequence[MicroBatch]) -> Row:
     batch = micro_batches[place.micro_batch].batch
     assert batch is not None
     first = sum(len(positions) for positions in batch.layout.positions[: place.row])
@@ -182,87 +175,3 @@ def _batches(rows: Sequence[Row], size: int | None) -> Iterator[Batch]:
         layout = Layout(tuple(r.place.length for r in these), tuple(r.place.positions for r in these))
         ids_BS = pad_sequence([row.ids_S for row in these], batch_first=True)
         yield Batch(ids_BS, torch.cat([row.targets_N for row in these]), layout)
-
-
-def reduce_to_homes(
-    held: Sequence[Held], walkers: Sequence[int], comm: Comm, *, chunk_bytes: int = CHUNK_BYTES
-) -> None:
-    """Sum gradients at each tensor's home, in place and in their own dtype; elsewhere they are let go.
-
-    Args:
-        held: tensors that every device has whole, all of one dtype.
-        walkers: ranks that have gradients, ascending; the others send nothing.
-        comm: the messages.
-        chunk_bytes: of one home's gradients, sent at once; two chunks a home are on their way.
-
-    Raises:
-        DeviceLost: another device ended.
-    """
-    rank = comm.rank
-    for h in held:
-        if h.trained.local.grad is None and (h.home == rank or rank in walkers):
-            h.trained.local.grad = torch.zeros_like(h.trained.local)
-    if comm.group is None:
-        return
-    awaited_s = comm.clocks.awaited_s
-    homes = [list(_chunks([h for h in held if h.home == home], chunk_bytes)) for home in range(comm.world_size)]
-    in_flight: deque[_Exchanged] = deque()
-    for chunk_of_home in zip_longest(*homes, fillvalue=[]):
-        if len(in_flight) == _CHUNKS_IN_FLIGHT:
-            in_flight.popleft().finish()
-        in_flight.append(_Exchanged(chunk_of_home, walkers, comm))
-    while in_flight:
-        in_flight.popleft().finish()
-    for h in held:
-        if h.home != rank:
-            h.trained.local.grad = None
-    # all devices take part at the same point, so clocks read it as one message of theirs
-    comm.clocks.blocked_s.append(comm.clocks.awaited_s - awaited_s)
-    comm.clocks.awaited_s = awaited_s
-
-
-def _chunks(held: Sequence[Held], chunk_bytes: int) -> Iterator[list[Tensor]]:
-    """Parts of gradients, flat and in place, up to ``chunk_bytes`` together; alike on all devices but for contents.
-
-    A device without gradients has the tensors' parts in their places, whose sizes alone it needs.
-    """
-    chunk: list[Tensor] = []
-    room = 0
-    for h in held:
-        tensor = h.trained.local.detach() if h.trained.local.grad is None else h.trained.local.grad
-        rest = tensor.view(-1)
-        while rest.numel():
-            if room == 0:
-                if chunk:
-                    yield chunk
-                chunk, room = [], max(1, chunk_bytes // rest.element_size())
-            chunk.append(rest[:room])
-            rest, room = rest[room:], room - chunk[-1].numel()
-    if chunk:
-        yield chunk
-
-
-class _Exchanged:
-    """One chunk of each home on its way."""
-
-    def __init__(self, chunk_of_home: Sequence[list[Tensor]], walkers: Sequence[int], comm: Comm) -> None:
-        rank = comm.rank
-        self._mine = chunk_of_home[rank]
-        numbers = sum(part.numel() for part in self._mine)
-        self._arriving = [
-            comm.start_receive(self._mine[0].new_empty(numbers), source, _GRADIENTS_TAG)
-            for source in walkers
-            if source != rank and numbers
-        ]
-        self._leaving = [
-            comm.start_send(parts[0] if len(parts) == 1 else torch.cat(parts), home, _GRADIENTS_TAG, exact=True)
-            for home, parts in enumerate(chunk_of_home)
-            if home != rank and rank in walkers and parts
-        ]
-
-    def finish(self) -> None:
-        for message in self._arriving:
-            added = message.wait().split([part.numel() for part in self._mine])
-            torch._foreach_add_(self._mine, added)
-        for message in self._leaving:
-            message.wait()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from potluck.chain.comm import Comm
-from potluck.chain.loss import Targets, cross_entropy
+from potluck.chain.loss import loss_alone
 from potluck.chain.piece import At
 from potluck.chain.ranges import Ranges
 from potluck.chain.whole import Whole
@@ -124,13 +124,13 @@ class _Step:
         shapes_BSD = [(B, S, part.hidden_size) for B, S in shapes_BS]
         self._trained = pipeline.trained_before or bool(part.chain.trained)
         self._x_in = self._x_out = self._gradients_in = self._gradients_out = None
-        stages = len(place.ranks)  # no more walk ahead of the stage after them, so no sender of 1F1B waits
+        ahead = len(place.ranks) - place.stage  # by so many walks at most is this stage ahead of one beside it
         if place.before is not None:
             self._x_in = Inbox(comm, place.before, _STREAM, shapes_BSD, part.stream)
             if pipeline.trained_before:
-                self._gradients_out = Outbox(comm, place.before, _GRADIENT, most=stages)
+                self._gradients_out = Outbox(comm, place.before, _GRADIENT, most=ahead + 1)
         if place.after is not None:
-            self._x_out = Outbox(comm, place.after, _STREAM, most=stages)
+            self._x_out = Outbox(comm, place.after, _STREAM, most=ahead)
             if self._trained:
                 self._gradients_in = Inbox(comm, place.after, _GRADIENT, shapes_BSD, part.stream)
         self._visits: dict[int, _Visit] = {}
@@ -180,7 +180,6 @@ class _Step:
     def _loss_gradient(self, h_ND: Tensor, labels_N: Tensor) -> Tensor:
         """``[N, D]``, of the last hidden states of supervised positions."""
         head = self._pipeline.part.head
-        targets = Targets([labels_N], lambda ids: head.W_VD[ids])
-        loss, (gradient_1ND,) = cross_entropy(head, [h_ND[None]], targets, self._step_targets, Comm())
+        loss, gradient_ND = loss_alone(head, h_ND, labels_N, self._step_targets)
         self._loss += loss.double()
-        return gradient_1ND[0]
+        return gradient_ND

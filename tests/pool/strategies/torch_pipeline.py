@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from potluck.chain.pace import Pace
 from potluck.texts.batch import Batch
 
 _IGNORED = -100
@@ -57,7 +56,6 @@ class TorchPipeline:
         micro_batches: int,
         *,
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
-        pace: Pace | None = None,
     ) -> None:
         """Prepare this rank's stage.
 
@@ -67,12 +65,9 @@ class TorchPipeline:
             group: of all ranks.
             micro_batches: of a step; ``1f1b`` wants at least as many as ranks.
             schedule: which of torch's schedules.
-            pace: makes this an emulated device.
         """
         rank = group.rank()
-        stage = _PacedStage(
-            PlainStage(model, blocks[rank]), rank, group.size(), torch.device("cpu"), group=group, pace=pace
-        )
+        stage = PipelineStage(PlainStage(model, blocks[rank]), rank, group.size(), torch.device("cpu"), group=group)
         self._is_first, self._is_last = rank == 0, rank == group.size() - 1
         self._step_targets = 1
         kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
@@ -103,43 +98,3 @@ def next_labels(batch: Batch) -> Tensor:
     columns = [position for positions in batch.layout.positions for position in positions]
     labels_BS[rows, columns] = batch.targets_N
     return labels_BS
-
-
-class _PacedStage(PipelineStage):
-    """A stage that takes as long as an emulated device would: before each message it sleeps until its time has come."""
-
-    def __init__(self, *args: Any, pace: Pace | None, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._pace = pace
-
-    def get_fwd_recv_ops(self, *args: Any) -> Any:
-        self._catch_up()
-        return super().get_fwd_recv_ops(*args)
-
-    def get_fwd_send_ops(self, *args: Any) -> Any:
-        self._catch_up()
-        return super().get_fwd_send_ops(*args)
-
-    def get_bwd_recv_ops(self, *args: Any) -> Any:
-        self._catch_up()
-        return super().get_bwd_recv_ops(*args)
-
-    def get_bwd_send_ops(self, *args: Any) -> Any:
-        self._catch_up()
-        return super().get_bwd_send_ops(*args)
-
-    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        self._restart()
-        return super().forward_one_chunk(*args, **options)
-
-    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        self._restart()
-        return super().backward_one_chunk(*args, **options)
-
-    def _catch_up(self) -> None:
-        if self._pace is not None:
-            self._pace.catch_up()
-
-    def _restart(self) -> None:
-        if self._pace is not None:
-            self._pace.restart()

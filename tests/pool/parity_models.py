@@ -1,0 +1,38 @@
+"""Tiny models with the plain runs that parity tests compare with, each made once."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from pool.plain import PlainRun, exact_norms, plain_run
+from pool.tiny import config, save_tiny
+from potluck.models.checkpoint import Checkpoint
+from potluck.texts.batch import Batch
+
+LEARNING_RATE, CLIP = 1e-2, 0.5
+
+Steps = list[list[Batch]]
+"""The micro-batches of each optimizer step."""
+
+
+class Models:
+    """By family and whether embeddings are tied; runs also by what is trained and on which of ``steps``."""
+
+    def __init__(self, root: Path, steps: Mapping[str, Callable[[], Steps]]) -> None:
+        self._root, self._steps = root, steps
+        self.directory = cache(self._directory)
+        self.plain = cache(self._plain)
+        self.checkpoint = cache(lambda family, tied=True: Checkpoint.open(self.directory(family, tied)))
+
+    def _directory(self, family: str, tied: bool) -> Path:
+        return save_tiny(config(family, tie_word_embeddings=tied), self._root / f"{family}-{tied}")
+
+    def _plain(self, family: str, tied: bool, targets: tuple[str, ...] | None, steps: str) -> PlainRun:
+        with exact_norms():
+            return plain_run(
+                self.directory(family, tied),
+                self._steps[steps](),
+                targets=None if targets is None else list(targets),
+                learning_rate=LEARNING_RATE,
+                clip=CLIP,
+            )
