@@ -111,6 +111,7 @@ def test_strategies_step_in_turn_and_see_the_same_batches(hosts: Hosts) -> None:
     assert not ranks_of(hosts), "memory is free again"
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_who_does_not_step_takes_no_processor_time(hosts: Hosts) -> None:
     hosts.begin("tensor", specs("tensor"), "ready")

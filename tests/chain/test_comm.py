@@ -245,6 +245,7 @@ def test_the_listener_hears_each_message_once_and_before_it_changes() -> None:
         assert torch.equal(heard[rank][0][1], sent)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("send", ["all_reduce", "broadcast", "all_gather", "between two"])
 def test_a_peer_that_ends_is_noticed_by_all_others(send: str) -> None:
     def exchange(comm: Comm) -> None:

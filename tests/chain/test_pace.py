@@ -29,6 +29,7 @@ def test_computing_takes_as_long_as_at_its_speed() -> None:
     assert time.perf_counter() - start >= 5 * 0.004 / 0.25 - 0.001
 
 
+@pytest.mark.timing
 def test_what_came_too_late_is_made_up_for() -> None:
     pace = Pace(0.5)
     start = time.perf_counter()

@@ -129,6 +129,7 @@ def test_names_of_pools_of_several_machines_are_those_of_their_homes() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.timing
 def test_sigterm_unwinds() -> None:
     """A terminated command runs its clean-up: devices and temporary directories depend on it."""
     code = (

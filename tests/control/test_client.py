@@ -87,6 +87,7 @@ def test_what_speaks_no_tls_is_no_coordinator(identity: Identity) -> None:
         join(Invite(LOCAL, port, identity.fingerprint, "secret"))
 
 
+@pytest.mark.timing
 def test_where_nothing_answers_the_sentence_names_the_place(identity: Identity) -> None:
     with socket.create_server((LOCAL, 0)) as server:
         port = server.getsockname()[1]

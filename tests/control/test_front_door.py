@@ -56,6 +56,7 @@ def test_a_member_joins_works_and_leaves(identity: Identity) -> None:
         assert door.arrivals.empty()
 
 
+@pytest.mark.timing
 def test_an_instruction_wakes_the_poll_and_waiting_is_quiet(identity: Identity) -> None:
     with open_door(identity, silent_s=1.0) as door, join(door.invite) as member:
         start = time.monotonic()
@@ -87,6 +88,7 @@ def test_a_place_is_free_again_when_a_member_leaves_early(identity: Identity) ->
         assert drained(door, 1) == [("cam-1", {"event": "ready"})]
 
 
+@pytest.mark.timing
 def test_a_silent_member_is_given_up_and_a_polling_one_is_not(identity: Identity) -> None:
     with open_door(identity, places=2, silent_s=0.6) as door:
         silent, alive = join(door.invite, "silent"), join(door.invite, "alive")
@@ -164,6 +166,7 @@ def test_the_end_reaches_every_member(identity: Identity) -> None:
     assert heard == [{"do": "end", "message": "hub was interrupted."}] * 2
 
 
+@pytest.mark.timing
 def test_leaving_the_block_ends_members_and_does_not_wait_for_the_dead(identity: Identity) -> None:
     with open_door(identity, places=2, grace_s=0.5) as door:
         alive, _dead = join(door.invite, "alive"), join(door.invite, "dead")
@@ -205,6 +208,7 @@ def test_ipv6(identity: Identity) -> None:
         ]
 
 
+@pytest.mark.timing
 def test_waiting_can_be_interrupted(identity: Identity) -> None:
     with open_door(identity) as door:
         threading.Timer(0.2, lambda: os.kill(os.getpid(), 2)).start()

@@ -70,6 +70,7 @@ def test_what_runs_beside_ends_with_the_service(identity: Identity) -> None:
     assert heard == ["begun", "stopping", "ended"]
 
 
+@pytest.mark.timing
 def test_the_end_waits_for_no_idle_client(identity: Identity) -> None:
     with httpx.Client(verify=False, trust_env=False) as client, HttpsServer(identity, LOCAL, 0, APP) as server:
         client.get(server.url)

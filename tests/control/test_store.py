@@ -33,6 +33,7 @@ def clients(door: FrontDoor) -> Iterator[list[Client]]:
         yield [stack.enter_context(client) for client in access]
 
 
+@pytest.mark.timing
 def test_what_a_store_promises(door: FrontDoor, clients: list[Client]) -> None:
     generation = door.new_generation()
     a, b = (ControlStore(client, generation, timeout_s=0.3) for client in clients[:2])
@@ -62,6 +63,7 @@ def test_what_a_store_promises(door: FrontDoor, clients: list[Client]) -> None:
         a.add("text", 1)
 
 
+@pytest.mark.timing
 def test_a_value_wakes_who_waits_for_it(door: FrontDoor, clients: list[Client]) -> None:
     generation = door.new_generation()
     later = threading.Timer(0.2, clients[1].store_set, (generation, "late", b"here"))

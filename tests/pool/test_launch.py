@@ -38,6 +38,7 @@ def test_every_event_arrives_in_the_order_of_its_device(tmp_path: Path) -> None:
         assert own[0]["told"] == "x" * 10_000
 
 
+@pytest.mark.timing
 def test_what_a_device_refuses_is_bad_input_and_ends_the_others(tmp_path: Path) -> None:
     command = device(
         tmp_path,
@@ -75,6 +76,7 @@ def test_the_cause_is_told_and_not_its_consequence(tmp_path: Path) -> None:
         run_devices(specs(2), lambda event: None, command=command)
 
 
+@pytest.mark.timing
 def test_a_lost_peer_alone_is_still_an_error(tmp_path: Path) -> None:
     command = device(
         tmp_path,
@@ -106,6 +108,7 @@ def test_leaving_quietly_before_the_end_is_an_error(tmp_path: Path) -> None:
         run_devices(specs(1), lambda event: None, command=device(tmp_path, "sys.exit(0)"), settle_s=0.1)
 
 
+@pytest.mark.timing
 def test_a_device_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     command = device(
         tmp_path,
@@ -140,6 +143,7 @@ def test_an_error_of_the_listener_ends_every_device(tmp_path: Path) -> None:
     assert ended(pids, within_s=1)
 
 
+@pytest.mark.timing
 def test_ctrl_c_reaches_the_parent_which_ends_every_device(tmp_path: Path) -> None:
     command = device(tmp_path, "tell('loaded', pid=os.getpid(), session=os.getsid(0))\ntime.sleep(60)")
     events: list[Event] = []

@@ -168,6 +168,7 @@ def test_what_rank_0_refuses_ends_all_with_its_sentence(launcher: Launcher) -> N
     assert said == [("", "potluck: There is no data file or directory at nowhere.jsonl.\n")] * 2
 
 
+@pytest.mark.timing
 @slow
 @pytest.mark.parametrize("who", [0, 1])
 def test_an_interrupt_of_one_rank_ends_both(launcher: Launcher, who: int) -> None:

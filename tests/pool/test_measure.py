@@ -167,6 +167,7 @@ def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path: Path) -> None:
     assert measure(work(), device="pi", threads=1, cache=tmp_path / "file").device == "pi"
 
 
+@pytest.mark.timing
 def test_a_paced_device_measures_itself_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paced = measure(wide(), device="pi", threads=1, pace=Pace(0.25), cache=tmp_path / "paced")
     by_cpu_time(monkeypatch)
@@ -177,6 +178,7 @@ def test_a_paced_device_measures_itself_slower(tmp_path: Path, monkeypatch: pyte
         assert 2.4 < slow_s / fast_s < 12, line  # 4, on a machine that drifts and does other work beside it
 
 
+@pytest.mark.timing
 def test_a_walk_of_one_row_takes_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_cpu_time(monkeypatch)
     profile = measure(wide(), device="pi", threads=1, cache=tmp_path)
@@ -225,6 +227,7 @@ def test_points_without_cost() -> None:
     assert fit([(0, 0.0), (4, 0.0)])(2) == 0
 
 
+@pytest.mark.timing
 def test_all_ranks_agree_on_their_link() -> None:
     links = run_world(3, lambda comm: measure_link(comm, 200_000))
     assert len({(link.latency_s, link.bytes_per_s) for link in links}) == 1
@@ -234,6 +237,7 @@ def test_all_ranks_agree_on_their_link() -> None:
     assert 1e6 < links[0].bytes_per_s < 1e12
 
 
+@pytest.mark.timing
 def test_a_slow_link_is_slow() -> None:
     class Slow(Comm):
         """One megabyte a second, after a hundredth of one."""
@@ -268,6 +272,7 @@ def test_an_interface_tells_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nic_link("127.0.0.1") == Link(latency_s=3e-4, bytes_per_s=125e6)
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_smollm2_in_under_20_seconds_and_near_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

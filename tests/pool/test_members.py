@@ -123,6 +123,7 @@ def test_a_member_that_leaves_says_why_to_all(tmp_path: Path) -> None:
             members.check()
 
 
+@pytest.mark.timing
 def test_a_silent_member_is_missed(tmp_path: Path) -> None:
     with pool(tmp_path, "cam-1", silent_s=0.6) as (door, _), Members(door, "hub") as members:
         began = time.monotonic()
@@ -163,6 +164,7 @@ def test_members_are_told_how_it_ended(tmp_path: Path, error: BaseException, mes
         assert client.next() == {"do": "end", "ok": False, "message": message}
 
 
+@pytest.mark.timing
 def test_an_interrupt_stops_the_members_device_and_waits_for_its_end(tmp_path: Path) -> None:
     with pool(tmp_path, "cam-1") as (door, (client,)), Members(door, "hub") as members:
         told: list[Any] = []

@@ -57,6 +57,7 @@ def test_the_first_error_is_what_the_others_hear(error: BaseException, kind: typ
         second.hear("task/1")
 
 
+@pytest.mark.timing
 def test_a_rank_that_died_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_FAREWELL_S", 0.2)
     first, _ = both()

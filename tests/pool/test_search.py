@@ -177,6 +177,7 @@ def test_what_is_missing_is_said_with_the_device() -> None:
         search(smollm2_task(), [profile("hub"), profile("cam", available=100 * MIB)], ["cam"])
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("tight", [False, True])
 def test_sixteen_devices_take_less_than_two_seconds(tight: bool) -> None:
     random = np.random.default_rng(3)

@@ -145,6 +145,7 @@ def slept(comm: Comm, micro_batches: int) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("micro_batches", [1, 3, 8])
 def test_real_messages_take_as_long(micro_batches: int) -> None:
     expected = simulate([f for f, _ in WALKS_S], [b for _, b in WALKS_S], micro_batches).step_s

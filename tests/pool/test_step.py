@@ -146,6 +146,7 @@ def test_sixteen_rows_at_once_are_eight_and_eight(checkpoint: Checkpoint, half_b
             assert a.numel() == 0 or a.abs().max() > 0
 
 
+@pytest.mark.timing
 def test_a_report_says_what_was_done(checkpoint: Checkpoint) -> None:
     steps = three_steps()
     settings = Settings(steps=4, learning_rate=0.1, schedule="linear", clip=1.0)

@@ -206,6 +206,7 @@ def test_garbage_disturbs_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert captured.err == captured.out == ""
 
 
+@pytest.mark.timing
 def test_the_end_does_not_wait_for_a_step(tmp_path: Path) -> None:
     with open_split(tmp_path) as (door, backend), hello(door.invite), stranger(door, KEY) as http:
         backend.answers[1] = Future()

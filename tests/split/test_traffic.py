@@ -22,6 +22,7 @@ def timed(function: Callable[[], object]) -> float:
     return time.monotonic() - start
 
 
+@pytest.mark.timing
 def test_two_megabytes_at_20_mbit_take_as_long_as_they_should(tmp_path: Path) -> None:
     path, sha256 = shard(tmp_path, bytes(SIZE))
     with open_split(tmp_path) as (door, backend), hello(door.invite, traffic=Traffic(20)) as uplink:
@@ -34,6 +35,7 @@ def test_two_megabytes_at_20_mbit_take_as_long_as_they_should(tmp_path: Path) ->
     assert both == pytest.approx(2 * SECONDS, rel=0.15)
 
 
+@pytest.mark.timing
 def test_requests_of_several_threads_share_a_link() -> None:
     rate = Rate(20)
     threads = [threading.Thread(target=lambda: [rate.take(10_000) for _ in range(25)]) for _ in range(4)]
@@ -47,6 +49,7 @@ def test_requests_of_several_threads_share_a_link() -> None:
     assert timed(run) == pytest.approx(0.4, rel=0.15)
 
 
+@pytest.mark.timing
 def test_what_was_not_used_is_not_saved_up() -> None:
     rate = Rate(20)
     time.sleep(0.3)

@@ -149,6 +149,7 @@ def test_refusals_are_not_tried_again(tmp_path: Path) -> None:
         assert len(tried) == 1
 
 
+@pytest.mark.timing
 def test_a_server_that_is_gone_is_waited_for_as_long_as_said(tmp_path: Path) -> None:
     with open_split(tmp_path) as (door, _):
         uplink = hello(door.invite, patience_s=0.5)

@@ -112,6 +112,7 @@ def test_exit_status_and_choice_of_devices(prefix: str) -> None:
         made.chosen(["cam-9"])
 
 
+@pytest.mark.timing
 def test_link_has_its_rate(prefix: str) -> None:
     made = up([1, 1], 10**8, names=["hub", "cam"], prefix=prefix)
     receiver = python(made, 0, _RECEIVER)
