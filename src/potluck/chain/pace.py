@@ -32,6 +32,10 @@ class Pace:
         self._start_s = self._caught_up_s = time.perf_counter()
         self._start_cpu_s = time.thread_time()
 
+    def clock(self) -> float:
+        """Seconds that this thread's compute so far takes at its speed."""
+        return time.thread_time() / self.speed
+
     def catch_up(self) -> None:
         """Sleep until what was computed since the last call, or since :meth:`restart`, would have been computed.
 

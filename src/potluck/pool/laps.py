@@ -29,18 +29,25 @@ from potluck.models.targets import match_targets
 from potluck.pool.measured_work import config_of
 from potluck.pool.profile import Work
 
+HEAD_WALKS = 2
+"""Of each number of rows in a round: a step walks many blocks and one head, and both decide shares."""
+
 _HALVES = 2
 _EMPTY_LINKS = 2  # on each side of those measured
 
 
 class Stopwatch(Comm):
-    """A device alone, on which each message reads the clock; a paced device first catches up."""
+    """A device alone, on which each message reads the clock.
+
+    A paced device catches up at each message, so that all that measure themselves on one machine weigh on it as they
+    will later; but what it counts are its own CPU seconds at its speed, not what it waited for a core.
+    """
 
     def __init__(self, pace: Pace | None = None, clock: Callable[[], float] | None = None) -> None:
         super().__init__()
         self.laps: list[float] = []
         self._slowed = pace
-        self._clock = clock or time.perf_counter
+        self._clock = clock or (time.perf_counter if pace is None else pace.clock)
         self._since = self._clock()
 
     def start(self) -> None:
@@ -169,12 +176,13 @@ def walk_round(samples: Samples, pace: Pace | None) -> Round:
     hidden, tapes = forward(samples.chain, streams, supervised, ats, watch, checkpointing=samples.checkpointing)
     last_s = watch.lap() / _HALVES
     forward_laps = _per_link(watch.laps, len(samples.chain.links))
-    head_s, gradients = {}, [torch.empty(0)]
-    for rows, head in samples.heads.items():
-        watch.start()
-        _, gradients = cross_entropy(head, hidden[:1], None, len(samples.supervised_N), watch)
-        watch.lap()
-        head_s[rows] = sum(watch.laps)
+    head_s, gradients = dict.fromkeys(samples.heads, 0.0), [torch.empty(0)]
+    for _ in range(HEAD_WALKS):
+        for rows, head in samples.heads.items():
+            watch.start()
+            _, gradients = cross_entropy(head, hidden[:1], None, len(samples.supervised_N), watch)
+            watch.lap()
+            head_s[rows] += sum(watch.laps) / HEAD_WALKS
     watch.start()
     backward(samples.chain, tapes, gradients * _HALVES, watch)
     # From the top down; the lowest trained link sends nothing where no norm is trained.

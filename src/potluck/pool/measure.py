@@ -25,16 +25,21 @@ from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
 from potluck.models.memory import memory_mib, trim
 from potluck.models.precision import torch_dtype
-from potluck.pool.laps import Round, Samples, Stopwatch, kept_bytes, make_samples, walk_round
+from potluck.pool.laps import HEAD_WALKS, Round, Samples, Stopwatch, kept_bytes, make_samples, walk_round
 from potluck.pool.machine import available_bytes, forget_peak, machine_of
 from potluck.pool.measured_work import config_of
 from potluck.pool.profile import Line, Machine, Profile, Work, parse_profile, write_profile
 
 BUDGET_S = 10.0
-"""For all rounds; a device that is too slow for full shares is measured at smaller ones."""
+"""For all rounds, once there are ``_WANTED_ROUNDS``."""
 
-_PARTS = (0.0, 1 / 6, 1 / 3, 2 / 3)
+_LONGEST_S = 25.0
+"""For those of a slow device; one that is too slow for full shares is measured at smaller ones."""
+_WANTED_ROUNDS = 6
+
+_PARTS = (0.0, 1 / 6, 2 / 3)
 _VOCAB_PARTS = (1 / 6, 1 / 2)
+_LARGEST_PARTS = (1.0, 3 / 4, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8)
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
 _TENSORS = (128, 512)
 _LARGEST_TENSOR = 1 << 13
@@ -93,16 +98,16 @@ def _measured(work: Work, device: str, machine: Machine, pace: Pace | None) -> P
 
     model = decoder_of(config_of(work))
     part = _largest_part(work, model, pace)
-    attention, mlp = (_counts(units, part) for units in (model.num_heads, model.intermediate_size))
+    attention, mlp = _counts(model.num_heads, _of_heads(part)), _counts(model.intermediate_size, part)
     vocab_rows = sorted({max(1, round(model.vocab_size * part * p)) for p in _VOCAB_PARTS})
     samples = make_samples(work, attention, mlp, vocab_rows)
     kept = kept_bytes(samples)
     rounds, peak_bytes = _timed(samples, pace)
     one_row_part = _one_row_part(samples, rounds, pace)
     places = list(dict.fromkeys(samples.places))
-    forward_s = {place: median(r.forward_s[place] for r in rounds) for place in places}
-    both_s = {place: median(r.forward_s[place] + r.backward_s[place] for r in rounds) for place in places}
-    head_s = [(rows, median(r.head_s[rows] for r in rounds)) for rows in vocab_rows]
+    forward_s = {place: _typical(rounds, [r.forward_s[place] for r in rounds]) for place in places}
+    both_s = {place: _typical(rounds, [r.forward_s[place] + r.backward_s[place] for r in rounds]) for place in places}
+    head_s = [(rows, _typical(rounds, [r.head_s[rows] for r in rounds])) for rows in vocab_rows]
     largest = samples.places[-2:]
     optimizer_s = _optimizer_s([t.local.numel() for t in samples.chain.trained], pace)
     held_bytes = samples.weight_bytes + _held_bytes(samples, kept)
@@ -142,9 +147,20 @@ def fit(points: Sequence[tuple[int, float]]) -> Line:
     return Line(alpha=float(alpha), beta=float(beta) / largest, points=tuple(points))
 
 
+def _typical(rounds: Sequence[Round], seconds: Sequence[float]) -> float:
+    """Of seconds in each round: what slows the machine for a while slows a whole round, and no place's part of it."""
+    rounds_s = [_seconds(each) for each in rounds]
+    return median(rounds_s) * median(s / round_s for s, round_s in zip(seconds, rounds_s, strict=True))
+
+
 def _counts(units: int, part: float) -> list[int]:
     """From none to ``part`` of the units; alike in number for all kinds of units, so perhaps with repetitions."""
     return [round(max(1, units * part) * p) for p in _PARTS]
+
+
+def _of_heads(part: float) -> float:
+    """Attention is the smaller part of a block, so that more of it can be measured, as its coarser units need."""
+    return min(1.0, 2 * part)
 
 
 def _timed(samples: Samples, pace: Pace | None) -> tuple[list[Round], int]:
@@ -155,7 +171,8 @@ def _timed(samples: Samples, pace: Pace | None) -> tuple[list[Round], int]:
     rounds: list[Round] = []
     while len(rounds) < _MOST_ROUNDS:
         round_s = (time.perf_counter() - start) / (len(rounds) + 1)
-        if len(rounds) >= _LEAST_ROUNDS and time.perf_counter() - start + round_s > BUDGET_S:
+        budget_s = BUDGET_S if len(rounds) >= _WANTED_ROUNDS else max(BUDGET_S, _LONGEST_S)
+        if len(rounds) >= _LEAST_ROUNDS and time.perf_counter() - start + round_s > budget_s:
             break
         rounds.append(walk_round(samples, pace))
     return rounds, int(memory_mib("VmHWM") * 2**20)
@@ -186,21 +203,23 @@ def _held_bytes(samples: Samples, kept: Mapping[tuple[str, int], int]) -> int:
 
 
 def _largest_part(work: Work, model: Decoder, pace: Pace | None) -> float:
-    """The largest part of a block's units that this machine can hold, and can walk in time, at all counts together."""
+    """The largest part of the MLP's units and vocabulary rows that this machine can hold, and can walk in time."""
     D, K, F, V = model.hidden_size, model.head_dim, model.intermediate_size, model.vocab_size
     compute = torch_dtype(work.dtype)
-    elements = sum(_PARTS) * (2 * D * K * (model.num_heads + model.num_kv_heads) + 3 * D * F)
     M, walks = work.rows * work.length, 3 if work.train == "full" else 2
-    operations = 2 * (2 * walks * M * elements) + 4 * work.supervised * V * D * sum(_VOCAB_PARTS)
-    round_s = 1.5 * operations * _seconds_per_operation(M, D, min(F, 2048), compute, pace)
+    operation_s = _seconds_per_operation(M, D, min(F, 2048), compute, pace)
     itemsize = max(compute.itemsize, 4) if work.train == "full" else compute.itemsize
-    # A copy is alive while linears are joined; gradients of full training are as large as weights.
-    needed = (elements * (3 if work.train == "full" else 1.5) + V * D) * itemsize
     available = available_bytes()
-    for part in (1.0, 1 / 2, 1 / 4, 1 / 8):
-        if part * needed <= available / 2 and part * round_s <= BUDGET_S / (_LEAST_ROUNDS + 1):
+    for part in _LARGEST_PARTS:
+        of_attention, of_mlp = 2 * D * K * (model.num_heads + model.num_kv_heads), 3 * D * F
+        elements = sum(_PARTS) * (_of_heads(part) * of_attention + part * of_mlp)
+        head_walks = 4 * HEAD_WALKS * work.supervised * V * D * sum(_VOCAB_PARTS) * part
+        round_s = 1.5 * operation_s * (2 * (2 * walks * M * elements) + head_walks)
+        # A copy is alive while linears are joined; gradients of full training are as large as weights.
+        needed = (elements * (3 if work.train == "full" else 1.5) + part * V * D) * itemsize
+        if needed <= available / 2 and round_s <= _LONGEST_S / (_WANTED_ROUNDS + 1):
             return part
-    return 1 / 16
+    return _LARGEST_PARTS[-1] / 2
 
 
 def _seconds_per_operation(M: int, I: int, O: int, dtype: torch.dtype, pace: Pace | None) -> float:  # noqa: E741
