@@ -68,7 +68,7 @@ def _trained(spec: dict[str, Any], job: Job, comm: Comm, pace: Pace) -> dict[str
     model_dir = Path(spec["model_dir"])
     config = config_of(spec["shape"], model_dir)
     decoder = decoder_of(config)
-    weights: Weights = Checkpoint.open(model_dir) if spec["shape"] == "smollm2" else RandomWeights(config, decoder)
+    weights: Weights = Checkpoint.open(model_dir) if spec["shape"] == "smollm2" else RandomWeights(decoder)
     steppers = {}
     for name, content in spec["plans"].items():
         shares = Plan.from_json(content).shares

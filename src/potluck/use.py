@@ -172,4 +172,5 @@ def encode_for(model_dir: Path, rows: Sequence[Row], data: Data) -> list[Example
 def inference_dtype(model_dir: Path) -> torch.dtype:
     """The dtype in which this machine runs the model fastest."""
     config = read_config(model_dir).get_text_config()
-    return torch_dtype(choose_dtype("auto", config.hidden_size, config.intermediate_size))
+    columns = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return torch_dtype(choose_dtype("auto", config.hidden_size, columns))

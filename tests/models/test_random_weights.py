@@ -49,14 +49,14 @@ def test_names_and_shapes_are_the_real_models(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     real = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    weights = RandomWeights(config, decoder_of(config))
+    weights = RandomWeights(decoder_of(config))
     assert {name: weights.shape(name) for name in weights.names} == real
     assert list(weights.names) == sorted(real)
 
 
 def test_parts_are_of_the_size_asked_for() -> None:
     config = LlamaConfig(**SHAPE)
-    weights = RandomWeights(config, decoder_of(config))
+    weights = RandomWeights(decoder_of(config))
     part = weights.read("model.layers.1.mlp.down_proj.weight", dtype=torch.bfloat16, columns=Ranges(((1, 3), (5, 6))))
     assert part.shape == (44, 3)
     assert part.dtype == torch.bfloat16
@@ -69,7 +69,7 @@ def test_a_chain_of_them_has_the_shares_units() -> None:
     config = Gemma3TextConfig(**SHAPE, layer_types=["sliding_attention", "full_attention"])
     counts = ([3, 1], [10, 16], [60, 1])
     shares = [Share(*each) for each in zip(*(split_by(count) for count in counts), strict=True)]
-    weights = RandomWeights(config, decoder_of(config))
+    weights = RandomWeights(decoder_of(config))
     part = build_part(weights, decoder_of(config), shares, 0, compute=torch.float32, lora=None, seed=0)
     of_block = {t.name.removeprefix("model.layers.1."): tuple(t.local.shape) for t in part.chain.trained}
     assert of_block["self_attn.q_proj.weight"] == (3 * 8, 44)

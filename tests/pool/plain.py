@@ -10,12 +10,18 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
 
 from potluck.texts.batch import Batch
 
@@ -28,12 +34,45 @@ def _norm_from_one(self: nn.Module, x: Tensor) -> Tensor:
     return (1.0 + self.weight) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
+def _attention(
+    module: nn.Module,
+    q_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
+    """By the book; transformers' own goes through float32."""
+    k_BHSK, v_BHSK = (x.repeat_interleave(q_BHSK.shape[1] // x.shape[1], 1) for x in (k_BGSK, v_BGSK))
+    scores = q_BHSK @ k_BHSK.transpose(-1, -2) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v_BHSK).transpose(1, 2), None
+
+
+AttentionInterface.register("by-the-book", _attention)
+AttentionMaskInterface.register(
+    "by-the-book", lambda *args, **kwargs: sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
+)
+
+
 @contextmanager
 def exact_norms() -> Iterator[None]:
     """transformers' norms go through float32, which hides differences below 1e-7."""
-    norms = [LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm]
+    norms = [
+        GraniteRMSNorm,
+        LlamaRMSNorm,
+        MistralRMSNorm,
+        Olmo2RMSNorm,
+        Phi3RMSNorm,
+        Qwen2RMSNorm,
+        Qwen3RMSNorm,
+        SmolLM3RMSNorm,
+    ]
     patches = [patch.object(norm, "forward", _norm) for norm in norms]
-    patches.append(patch.object(Gemma3RMSNorm, "forward", _norm_from_one))
+    patches += [patch.object(norm, "forward", _norm_from_one) for norm in (Gemma2RMSNorm, Gemma3RMSNorm)]
     for each in patches:
         each.start()
     try:
@@ -41,6 +80,9 @@ def exact_norms() -> Iterator[None]:
     finally:
         for each in patches:
             each.stop()
+
+
+TABLES = ("embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head", "wte", "wpe")
 
 
 @dataclass
@@ -64,7 +106,7 @@ def plain_run(
     clip: float = 0.5,
 ) -> PlainRun:
     """Train by the book; ``targets`` None is full fine-tuning with frozen embeddings."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="by-the-book")
     if targets is not None:
         modules = "all-linear" if targets == ["all-linear"] else targets
         model = get_peft_model(
@@ -104,7 +146,7 @@ def plain_run(
 
 
 def _inner(name: str) -> bool:
-    return "embed_tokens" not in name and "lm_head" not in name
+    return not any(table in name for table in TABLES)
 
 
 def _mask(batch: Batch) -> Tensor:

@@ -14,6 +14,7 @@ from potluck.chain.trained import Trained
 from potluck.job import Lora
 from potluck.models.build import build_part
 from potluck.models.families import decoder_of
+from potluck.models.families.decoder import Names
 from potluck.pool.gradients import unequal
 from potluck.pool.step import OWNER, Settings, Stepper
 from potluck.pool.turns import Turn
@@ -136,6 +137,24 @@ NARROW: dict[str, Counts] = {
     "3": ([2, 0, 2], [0, 14, 12], [31, 20, 10]),
     "4": ([1, 1, 1, 1], [7, 7, 6, 6], [20, 1, 20, 20]),
 }
+CUT = [
+    "llama-biased",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "gpt_neox-serial",
+    "granite",
+    "opt",
+    "phi3",
+    "smollm3",
+    "stablelm",
+    "stablelm-parallel",
+]
+"""Families whose attention is cut by heads."""
 PAIRS = [
     # world, targets, tied, halves, recompute
     ("1", None, True, 1, True),
@@ -152,7 +171,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("world", "targets", "tied", "half_batches", "checkpointing"), PAIRS, ids=str)
-@pytest.mark.parametrize("family", ["llama-biased", "mistral", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", CUT)
 def test_families(
     models: Models,
     family: str,
@@ -162,10 +181,27 @@ def test_families(
     half_batches: int,
     checkpointing: bool,
 ) -> None:
-    counts = (NARROW if family == "gemma3" else WIDE)[world]
+    counts = (NARROW if family.startswith("gemma") else WIDE)[world]
+    targets = None if targets is None else named(family, targets)
     check_parity(
         models, family, counts, targets=targets, tied=tied, half_batches=half_batches, checkpointing=checkpointing
     )
+
+
+@pytest.mark.parametrize("messages", [True, False], ids=["world of one", "no messages"])
+@pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=str)
+def test_heads_that_are_normed_together_are_not_cut(models: Models, targets: list[str] | None, messages: bool) -> None:
+    check_parity(models, "olmo2", WIDE["1"], targets=targets, messages=messages)
+
+
+def named(family: str, targets: Sequence[str]) -> list[str]:
+    """Llama's names as the family's own."""
+    names, llama = decoder_of(config(family)).names, Names()
+    own = dict(zip((*llama.qkv, *llama.into), (*(names.qkv * 3)[:3], *names.into * 2), strict=False))
+    own |= {llama.o: names.o, llama.out: names.out}
+    short = {key.rpartition(".")[2]: value.rpartition(".")[2] for key, value in own.items()}
+    full = {f"layers.1.{key}": f"{names.blocks}.1.{value}" for key, value in own.items()}
+    return list(dict.fromkeys((short | full | {"all-linear": "all-linear"})[target] for target in targets))
 
 
 @pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=str)

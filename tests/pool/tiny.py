@@ -6,12 +6,21 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
+    StableLmConfig,
 )
 
 from potluck.chain.ranges import split_by
@@ -34,26 +43,51 @@ SHAPE = {
 }
 
 
+_NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
 def config(family: str, **differs: object) -> PretrainedConfig:
     """A tiny config of a family that exercises what is special in it."""
+    gemma: dict[str, object] = {
+        "hidden_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "final_logit_softcapping": 3.0,
+    }
+    eight_wide: dict[str, object] = {"hidden_size": 72}  # where heads are as wide as hidden_size makes them
+    half_turned = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     special: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
         "llama": (LlamaConfig, {}),
         "llama-biased": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
         "mistral": (MistralConfig, {"sliding_window": 4}),
         "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
         "qwen3": (Qwen3Config, {}),
-        "gemma3": (
-            Gemma3TextConfig,
+        "gemma2": (Gemma2Config, gemma | {"attn_logit_softcapping": 2.0}),
+        "gemma3": (Gemma3TextConfig, gemma),
+        "gpt2": (GPT2Config, eight_wide | {"n_inner": 26} | _NO_DROPOUT),
+        "gpt_neox": (GPTNeoXConfig, eight_wide | {"rope_parameters": half_turned}),
+        "gpt_neox-serial": (GPTNeoXConfig, eight_wide | {"use_parallel_residual": False}),
+        "granite": (
+            GraniteConfig,
             {
-                "hidden_size": 40,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 1,
-                "query_pre_attn_scalar": 12,
-                "sliding_window": 4,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "final_logit_softcapping": 3.0,
+                "embedding_multiplier": 3.0,
+                "attention_multiplier": 0.2,
+                "residual_multiplier": 0.5,
+                "logits_scaling": 2.0,
             },
         ),
+        "olmo2": (Olmo2Config, {}),
+        "opt": (OPTConfig, eight_wide | {"ffn_dim": 26, "word_embed_proj_dim": 72, "dropout": 0.0}),
+        "phi3": (Phi3Config, {"sliding_window": 4, "rope_parameters": half_turned}),
+        "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0]}),
+        "stablelm": (
+            StableLmConfig,
+            eight_wide | {"use_qkv_bias": True, "rope_parameters": half_turned},
+        ),
+        "stablelm-parallel": (StableLmConfig, eight_wide | {"use_parallel_residual": True}),
     }
     kind, fields = special[family]
     return kind(**SHAPE | fields | differs)
@@ -66,7 +100,7 @@ def save_tiny(config: PretrainedConfig, directory: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.3 if parameter.ndim == 1 else 2.0 / parameter.shape[-1] ** 0.5
-            base = parameter if "norm" in name else torch.zeros_like(parameter)
+            base = parameter if "norm" in name or "ln_" in name else torch.zeros_like(parameter)
             parameter.copy_(base + torch.randn_like(parameter) * spread)
     model.save_pretrained(directory)
     return directory

@@ -93,7 +93,7 @@ def _train(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> No
     part = part_for(
         plan,
         spec.rank,
-        RandomWeights(config, decoder),
+        RandomWeights(decoder),
         decoder,
         compute=torch_dtype(job.dtype),
         lora=job.lora if job.train == "lora" else None,

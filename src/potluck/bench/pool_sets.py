@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from transformers import LlamaConfig, PretrainedConfig
 
 from potluck.errors import BadInput
+from potluck.models.build import tables
 from potluck.models.families import decoder_of
 from potluck.models.random_weights import RandomWeights
 from potluck.testbed.options import LOAD_PER_CORE, scale_speeds
@@ -94,8 +95,8 @@ def model_bytes(config: PretrainedConfig, train: str, dtype: str) -> int:
     The embedding is read from disk row by row, and is not counted beside a head of its own.
     """
     decoder = decoder_of(config)
-    weights = RandomWeights(config, decoder)
-    ends = ("model.embed_tokens.weight", "lm_head.weight")
+    weights = RandomWeights(decoder)
+    ends = tables(decoder)
     blocks = sum(math.prod(weights.shape(name)) for name in weights.names if name not in ends)
     head = decoder.vocab_size * decoder.hidden_size
     item_bytes = {"fp32": 4, "bf16": 2}[dtype]

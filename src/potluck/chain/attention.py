@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.chain.linear import CutLinears
 from potluck.chain.piece import At
-from potluck.chain.residual import Norm
+from potluck.chain.residual import AnyNorm
 
 Rope = Callable[[int, torch.dtype], tuple[Tensor, Tensor]]
 """Number of positions and dtype to ``cos [S, K]`` and ``sin [S, K]``."""
@@ -24,11 +24,13 @@ def attend(
     *,
     scale: float,
     mask: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention in which query head ``i`` reads key/value head ``kv_of_q_H[i]``.
 
     ``kv_of_q_H`` None means ``i`` reads ``i``. Without a ``mask`` (broadcast to ``[B, H, S, S]``, True or 0 where
-    allowed) attention is causal. Returns ``[B, H, S, K]``; ``H`` may be 0.
+    allowed) attention is causal. ``softcap`` bounds scores by ``c tanh(score / c)``. Returns ``[B, H, S, K]``; ``H``
+    may be 0.
     """
     if kv_of_q_H is not None:
         k_BGSK, v_BGSK = k_BGSK.index_select(1, kv_of_q_H), v_BGSK.index_select(1, kv_of_q_H)
@@ -36,7 +38,20 @@ def attend(
     exact = torch.promote_types(q_BHSK.dtype, torch.float32)
     causal = mask is None and q_BHSK.shape[2] > 1
     q, k, v = q_BHSK.to(exact), k_BGSK.to(exact), v_BGSK.to(exact)
+    if softcap is not None:
+        return _capped(q, k, v, scale, mask, softcap).to(q_BHSK.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale).to(q_BHSK.dtype)
+
+
+def _capped(
+    q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, mask: Tensor | None, softcap: float
+) -> Tensor:
+    scores_BHSS = torch.tanh(q_BHSK @ k_BHSK.transpose(-1, -2) * (scale / softcap)) * softcap
+    if mask is None:
+        mask = scores_BHSS.new_ones(scores_BHSS.shape[-2:], dtype=torch.bool).tril_()
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q_BHSK.dtype).masked_fill_(~mask, -torch.inf)
+    return (scores_BHSS + mask).softmax(-1) @ v_BHSK
 
 
 def kv_heads(heads: list[int], group: int) -> tuple[list[int], Tensor | None]:
@@ -100,9 +115,13 @@ def _rotated(x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
 
 
 def rotate(x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al., 2021) in the half-split layout: both halves have the same angles."""
-    turned: Tensor = _Rotate.apply(x_BSHK, cos_SK, sin_SK)  # type: ignore[no-untyped-call]
-    return turned
+    """Rotary position embedding (Su et al., 2021) in the half-split layout: both halves have the same angles.
+
+    Where the tables are narrower than a head, its first part is turned.
+    """
+    width = cos_SK.shape[-1]
+    turned: Tensor = _Rotate.apply(x_BSHK[..., :width], cos_SK, sin_SK)  # type: ignore[no-untyped-call]
+    return turned if width == x_BSHK.shape[-1] else torch.cat((turned, x_BSHK[..., width:]), -1)
 
 
 @dataclass(frozen=True)
@@ -111,35 +130,58 @@ class Attention:
 
     qkv: CutLinears
     o: CutLinears
+    sizes: tuple[int, int, int]
+    """Elements of query, key and value of one position."""
     head_dim: int
     scale: float
-    rope: Rope
+    rope: Rope | None
     kv_of_q_H: Tensor | None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
+    q_norm: AnyNorm | None = None
+    k_norm: AnyNorm | None = None
+    norm_each: bool = True
+    """Whether each head is normed by itself; else all heads together."""
     window: int | None = None
     """How many positions back a token sees, itself included; None for all."""
+    softcap: float | None = None
+    by_head: bool = False
+    """Whether ``qkv`` gives query, key and value of one head after the other."""
 
     def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
         """``[B, S, D]``: the partial sum of these heads' outputs."""
         B, S, _ = h_BSD.shape
-        q_BSHK, k_BSGK, v_BSGK = (
-            y.view(B, S, y.shape[-1] // self.head_dim, self.head_dim)
-            for y in self.qkv(h_BSD, at).split(self.qkv.sizes, -1)
-        )
+        q_BSHK, k_BSGK, v_BSGK = self._heads(self.qkv(h_BSD, at))
         if self.q_norm is not None and self.k_norm is not None:
-            q_BSHK, k_BSGK = self.q_norm(q_BSHK).to(h_BSD.dtype), self.k_norm(k_BSGK).to(h_BSD.dtype)
-        cos_SK, sin_SK = (table.to(h_BSD.device) for table in self.rope(S, h_BSD.dtype))
+            q_BSHK, k_BSGK = self._normed(self.q_norm, q_BSHK), self._normed(self.k_norm, k_BSGK)
+        if self.rope is not None:
+            cos_SK, sin_SK = (table.to(h_BSD.device) for table in self.rope(S, h_BSD.dtype))
+            q_BSHK, k_BSGK = rotate(q_BSHK, cos_SK, sin_SK), rotate(k_BSGK, cos_SK, sin_SK)
         y_BHSK = attend(
-            rotate(q_BSHK, cos_SK, sin_SK).transpose(1, 2),
-            rotate(k_BSGK, cos_SK, sin_SK).transpose(1, 2),
+            q_BSHK.transpose(1, 2),
+            k_BSGK.transpose(1, 2),
             v_BSGK.transpose(1, 2),
             self.kv_of_q_H,
             scale=self.scale,
             mask=self._mask(S, h_BSD.device),
+            softcap=self.softcap,
         )
         H = y_BHSK.shape[1]
         return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
+
+    def _heads(self, y_BSO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query ``[B, S, H, K]``, key and value ``[B, S, G, K]``."""
+        B, S, O = y_BSO.shape  # noqa: E741
+        K = self.head_dim
+        if self.by_head:
+            q_BSHK, k_BSHK, v_BSHK = y_BSO.view(B, S, O // (3 * K), 3, K).unbind(-2)
+            return q_BSHK, k_BSHK, v_BSHK
+        q, k, v = (y.view(B, S, size // K, K) for y, size in zip(y_BSO.split(self.sizes, -1), self.sizes, strict=True))
+        return q, k, v
+
+    def _normed(self, norm: AnyNorm, x_BSHK: Tensor) -> Tensor:
+        """In the same dtype."""
+        if self.norm_each:
+            return norm(x_BSHK).to(x_BSHK.dtype)
+        return norm(x_BSHK.flatten(-2)).to(x_BSHK.dtype).view(x_BSHK.shape)
 
     def _mask(self, S: int, device: torch.device) -> Tensor | None:
         """Rows are padded on the right, so causality alone hides the padding; only a short window needs a mask."""

@@ -18,12 +18,15 @@ class Embedding:
 
     rows: ReadRows
     scale: float
+    positions: Callable[[int], Tensor] | None = None
+    """Number of positions to ``[S, D]``, added in families that learn positions."""
 
     def __call__(self, ids_BS: Tensor, dtype: torch.dtype) -> Tensor:
         """``[B, S, D]`` in the stream's dtype."""
         unique, index_BS = ids_BS.unique(return_inverse=True)
         rows_UD = self.rows(unique.tolist()).to(dtype)
-        return (rows_UD if self.scale == 1.0 else rows_UD * self.scale)[index_BS]
+        x_BSD = (rows_UD if self.scale == 1.0 else rows_UD * self.scale)[index_BS]
+        return x_BSD if self.positions is None else x_BSD + self.positions(ids_BS.shape[1]).to(dtype)
 
 
 def share_embedding(

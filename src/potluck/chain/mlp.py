@@ -1,4 +1,4 @@
-"""The gated MLP over any subset of its columns."""
+"""The MLP over any subset of its columns, with a gate or without."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +23,19 @@ class GatedMlp:
         """``[B, S, D]``: the partial sum of these columns' outputs."""
         gated_BSF: Tensor = _Gated.apply(self.gate_up(h_BSD, at), self.activation)  # type: ignore[no-untyped-call]
         return self.down(gated_BSF, at)
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A sharded piece: ``down(act(up(h)))`` for this device's columns."""
+
+    up: CutLinears
+    down: CutLinears
+    activation: Callable[[Tensor], Tensor]
+
+    def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
+        """``[B, S, D]``: the partial sum of these columns' outputs."""
+        return self.down(self.activation(self.up(h_BSD, at)), at)
 
 
 class _Gated(torch.autograd.Function):

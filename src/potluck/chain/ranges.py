@@ -51,6 +51,11 @@ class Ranges:
         return ", ".join(f"{a}-{b - 1}" if b - a > 1 else f"{a}" for a, b in self.spans) or "none"
 
 
+def joined(*parts: Ranges) -> Ranges:
+    """Ranges one behind the other, as where one tensor holds several linears."""
+    return Ranges(tuple(span for part in parts for span in part.spans))
+
+
 def split_by(counts: Iterable[int]) -> tuple[Ranges, ...]:
     """Consecutive ranges of the given lengths, one a device."""
     ranges, start = [], 0

@@ -15,6 +15,7 @@ from potluck.cli import (
     contribute,
     demo,
     evaluate,
+    families,
     fetch,
     generate,
     join,
@@ -41,6 +42,7 @@ app.command("tune")(tune.command)
 app.command("join")(join.command)
 app.command("profile")(profile.command)
 app.command("plan")(plan.command)
+app.command("families")(families.command)
 app.command("serve")(serve.command)
 app.command("contribute")(contribute.command)
 app.command("train")(train.command)

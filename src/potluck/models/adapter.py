@@ -21,13 +21,14 @@ TEMPLATE_FILE = "chat_template.jinja"
 _PREFIX = "base_model.model."  # PeftModel holds LoraModel as base_model, which holds the model as model
 
 
-def adapter_config(lora: Lora, base: str, targets: Sequence[str]) -> dict[str, Any]:
+def adapter_config(lora: Lora, base: str, targets: Sequence[str], *, inputs_first: bool = False) -> dict[str, Any]:
     """The content of ``adapter_config.json``.
 
     Args:
         lora: rank, alpha and dropout.
         base: the model as the person called it; stock ``peft`` loads it by this name.
         targets: names of the adapted linears; each matches modules of that name or with that last part, as in PEFT.
+        inputs_first: whether the model stores linears as ``[in, out]``.
     """
     from peft import LoraConfig, TaskType
 
@@ -38,6 +39,7 @@ def adapter_config(lora: Lora, base: str, targets: Sequence[str]) -> dict[str, A
         target_modules=list(targets),
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=base,
+        fan_in_fan_out=inputs_first,
         inference_mode=True,
     )
     content: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]

@@ -5,23 +5,21 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from potluck.chain.attention import Attention, kv_heads
 from potluck.chain.embedding import Embedding, ReadRows
 from potluck.chain.loss import Head
-from potluck.chain.mlp import GatedMlp
+from potluck.chain.mlp import GatedMlp, Mlp
 from potluck.chain.piece import Chain, Link, Replicated, Sharded
-from potluck.chain.ranges import Ranges
-from potluck.chain.residual import AddNorm
+from potluck.chain.ranges import Ranges, joined
+from potluck.chain.residual import AddNorm, AnyNorm
 from potluck.chain.share import Share
 from potluck.job import Lora
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.targets import match_targets
 from potluck.models.weights import Weights
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,14 @@ def build_part(
         BadInput: a target matches nothing.
     """
     targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
-    cutter = Cutter(checkpoint, rank, compute, lora, targets, seed)
+    cutter = Cutter(checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first)
     head_name = head_of(decoder)
     W_VD = checkpoint.read(head_name, dtype=compute, rows=shares[rank].vocab_rows)
     chain = build_chain(decoder, shares, rank, compute, cutter, links or range(2 * len(decoder.layers)))
     return Part(
         chain=chain,
         head=Head(W_VD, decoder.logit_softcap),
-        embedding=Embedding(lambda ids: checkpoint.rows(EMBEDDING, ids), decoder.embedding_scale),
+        embedding=embedding_of(checkpoint, decoder),
         target_rows=lambda ids: checkpoint.rows(head_name, ids, dtype=compute),
         stream=torch.promote_types(compute, torch.float32),
         hidden_size=decoder.hidden_size,
@@ -96,12 +94,29 @@ def build_chain(
 
 def head_of(decoder: Decoder) -> str:
     """Name of the tensor whose rows the last hidden states are compared with."""
-    return EMBEDDING if decoder.tied else HEAD
+    names = decoder.names
+    return f"{names.embedding if decoder.tied else names.head}.weight"
+
+
+def embedding_tables(decoder: Decoder) -> tuple[str, ...]:
+    """Names of the tensors that the first residual stream is made from."""
+    return tuple(f"{name}.weight" for name in (decoder.names.embedding, decoder.names.positions) if name is not None)
 
 
 def tables(decoder: Decoder) -> tuple[str, ...]:
-    """Names of the tensors whose rows tell token ids: the embedding, and the head where it is another."""
-    return (EMBEDDING,) if decoder.tied else (EMBEDDING, HEAD)
+    """Those, and the head where it is a table of its own: single rows of them would tell token ids, or how many."""
+    return tuple(dict.fromkeys((*embedding_tables(decoder), head_of(decoder))))
+
+
+def embedding_of(weights: Weights, decoder: Decoder) -> Embedding:
+    """Reads rows from ``weights`` as ids ask for them."""
+    table, *learned = embedding_tables(decoder)
+    offset = decoder.position_offset
+
+    def positions(S: int) -> Tensor:
+        return weights.read(learned[0], rows=Ranges.of(offset, offset + S))
+
+    return Embedding(lambda ids: weights.rows(table, ids), decoder.embedding_scale, positions if learned else None)
 
 
 @dataclass
@@ -113,61 +128,101 @@ class _Builder:
     cutter: Cutter
 
     def chain(self, numbers: range) -> Chain:
+        d, n = self.decoder, self.decoder.names
         links = []
-        sum_of, norm_of_sum = None, None  # the linear whose partial sums reach the next replicated piece
+        added, norm_of_sum = None, None  # the linear whose partial sums reach the next replicated piece
         for number in numbers:
             i, is_mlp = divmod(number, 2)
-            at = f"model.layers.{i}"
-            norms = [f"{at}.input_layernorm", f"{at}.post_attention_layernorm"]
-            norms_of_sums: list[str | None] = [None, None]
-            if self.decoder.norms_of_sums:
-                norms_of_sums = [f"{at}.post_attention_layernorm", f"{at}.post_feedforward_layernorm"]
-                norms[1] = f"{at}.pre_feedforward_layernorm"
-            before = self._add_norm(norms[is_mlp], sum_of, norm_of_sum)
-            links.append(self._link(before, partial(self._mlp if is_mlp else self._attention, i)))
-            sum_of, norm_of_sum = f"{at}.mlp.down_proj" if is_mlp else f"{at}.self_attn.o_proj", norms_of_sums[is_mlp]
-        is_last = numbers.stop == 2 * len(self.decoder.layers)
-        last = self._add_norm("model.norm" if is_last else None, sum_of, norm_of_sum)
+            before, after = (n.before_mlp, n.after_mlp) if is_mlp else (n.before_attention, n.after_attention)
+            # what the MLP reads is not what the attention wrote: so are both read from the stream of one link before
+            piece = self._add_norm(i, before, added, norm_of_sum, before_sum=d.parallel and bool(is_mlp))
+            links.append(self._link(piece, partial(self._mlp if is_mlp else self._attention, i)))
+            added, norm_of_sum = (
+                d.full_name(i, n.out if is_mlp else n.o),
+                None if after is None else d.full_name(i, after),
+            )
         pointwise_from = len(links) - 1 if numbers and numbers[-1] % 2 else len(links)
-        return Chain(tuple(links), last, pointwise_from, self.cutter.taken())
+        return Chain(tuple(links), self._last(numbers, added, norm_of_sum), pointwise_from, self.cutter.taken())
 
     def _link(self, replicated: Replicated, sharded: Callable[[], Sharded]) -> Link:
         replicated_trained = self.cutter.taken()
         return Link(replicated, sharded(), replicated_trained, self.cutter.taken())
 
-    def _add_norm(self, norm: str | None, sum_of: str | None, norm_of_sum: str | None) -> AddNorm:
-        eps, offset = self.decoder.norm_eps, self.decoder.norm_offset
+    def _add_norm(
+        self, i: int, norm: str | None, added: str | None, norm_of_sum: str | None, *, before_sum: bool
+    ) -> AddNorm:
+        d = self.decoder
         return AddNorm(
-            None if norm is None else self.cutter.norm(norm, eps, offset),
+            None if norm is None else self._norm(d.full_name(i, norm)),
             self.compute,
-            None if sum_of is None else self.cutter.row_bias(sum_of),
-            None if norm_of_sum is None else self.cutter.norm(norm_of_sum, eps, offset),
+            None if added is None else self.cutter.row_bias(added),
+            None if norm_of_sum is None else self._norm(norm_of_sum),
+            scale=d.residual_scale,
+            before_sum=before_sum,
         )
 
+    def _last(self, numbers: range, added: str | None, norm_of_sum: str | None) -> AddNorm:
+        d = self.decoder
+        at_head = numbers.stop == 2 * len(d.layers)
+        return AddNorm(
+            self._norm(d.names.last_norm) if at_head else None,
+            self.compute if at_head else None,
+            None if added is None else self.cutter.row_bias(added),
+            None if norm_of_sum is None else self._norm(norm_of_sum),
+            scale=d.residual_scale,
+            h_scale=d.logit_scale if at_head else 1.0,
+        )
+
+    def _norm(self, name: str) -> AnyNorm:
+        d = self.decoder
+        if d.norm == "layer":
+            return self.cutter.layer_norm(name, d.norm_eps)
+        return self.cutter.norm(name, d.norm_eps, d.norm_offset)
+
     def _attention(self, i: int) -> Attention:
-        d, at = self.decoder, f"model.layers.{i}.self_attn"
-        queries = tuple(share.heads.scaled(d.head_dim) for share in self.shares)
-        group = d.num_heads // d.num_kv_heads
+        d, n = self.decoder, self.decoder.names
+        K, group = d.head_dim, d.num_heads // d.num_kv_heads
+        queries = tuple(share.heads.scaled(K) for share in self.shares)
         needed = [kv_heads(list(share.heads), group) for share in self.shares]
-        keys = tuple(Ranges.covering(kv).scaled(d.head_dim) for kv, _ in needed)
-        eps, offset = d.norm_eps, d.norm_offset
+        kv = [Ranges.covering(heads) for heads, _ in needed]
+        keys = tuple(each.scaled(K) for each in kv)
+        if len(n.qkv) == 3:
+            held = [queries, keys, keys]
+        elif d.by_head:
+            held = [tuple(share.heads.scaled(3 * K) for share in self.shares)]
+        else:
+            first_k, first_v = d.num_heads * K, (d.num_heads + d.num_kv_heads) * K
+            held = [
+                tuple(joined(q, g.scaled(K, first_k), g.scaled(K, first_v)) for q, g in zip(queries, kv, strict=True))
+            ]
+        normed = d.head_norms != "none"
+        q_norm, k_norm = (self._head_norm(i, name) if normed else None for name in n.head_norms)
         return Attention(
-            qkv=self.cutter.column([f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj"], [queries, keys, keys]),
-            o=self.cutter.row(f"{at}.o_proj", queries),
-            head_dim=d.head_dim,
+            qkv=self.cutter.column([d.full_name(i, name) for name in n.qkv], held),
+            o=self.cutter.row(d.full_name(i, n.o), queries),
+            sizes=(len(queries[self.rank]), len(keys[self.rank]), len(keys[self.rank])),
+            head_dim=K,
             scale=d.attention_scale,
             rope=d.layers[i].rope,
             kv_of_q_H=needed[self.rank][1],
-            q_norm=self.cutter.norm(f"{at}.q_norm", eps, offset, per_head=True) if d.head_norms else None,
-            k_norm=self.cutter.norm(f"{at}.k_norm", eps, offset, per_head=True) if d.head_norms else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_each=d.head_norms != "all",
             window=d.layers[i].window,
+            softcap=d.attention_softcap,
+            by_head=d.by_head,
         )
 
-    def _mlp(self, i: int) -> GatedMlp:
-        at = f"model.layers.{i}.mlp"
+    def _head_norm(self, i: int, name: str) -> AnyNorm:
+        d = self.decoder
+        return self.cutter.norm(d.full_name(i, name), d.norm_eps, d.norm_offset, per_head=True)
+
+    def _mlp(self, i: int) -> GatedMlp | Mlp:
+        d, n = self.decoder, self.decoder.names
         columns = tuple(share.columns for share in self.shares)
-        return GatedMlp(
-            gate_up=self.cutter.column([f"{at}.gate_proj", f"{at}.up_proj"], [columns, columns]),
-            down=self.cutter.row(f"{at}.down_proj", columns),
-            activation=self.decoder.activation,
-        )
+        held = [columns] * len(n.into)
+        if d.gated and len(n.into) == 1:
+            held = [tuple(joined(each, each.scaled(1, d.intermediate_size)) for each in columns)]
+        into = self.cutter.column([d.full_name(i, name) for name in n.into], held)
+        out = self.cutter.row(d.full_name(i, n.out), columns)
+        return (GatedMlp if d.gated else Mlp)(into, out, d.activation)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
+from potluck.models.prefixes import with_prefix
 from potluck.models.shards import INDEX_FILE, Need, Stored, read_header, shard_files
 
 _CONVERT_BYTES = 4 << 20  # bytes in flight while a tensor is converted to another dtype
@@ -72,7 +73,7 @@ class Checkpoint:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        return cls(directory, stored, descriptors, need)
+        return cls(directory, with_prefix(stored, directory), descriptors, need)
 
     @property
     def names(self) -> tuple[str, ...]:

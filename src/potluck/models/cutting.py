@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.chain.linear import CutLinears, LoraPart
 from potluck.chain.ranges import Ranges
-from potluck.chain.residual import Norm
+from potluck.chain.residual import LayerNorm, Norm
 from potluck.chain.trained import Gradient, Trained
 from potluck.job import Lora
 from potluck.models.weights import Weights
@@ -29,6 +29,8 @@ class Cutter:
     seed: int
     device: torch.device | None = None
     """Where adapters are made, the CPU if None; base weights are where the checkpoint's reads leave them."""
+    inputs_first: bool = False
+    """Whether the checkpoint's linears are ``[in, out]``."""
     weight_bytes: int = 0
     """Memory of what was read and made so far."""
     _trained: list[Trained] = field(default_factory=list)
@@ -43,13 +45,13 @@ class Cutter:
         weights, biases, adapters, sizes, start = [], [], [], [], 0
         for name, ranges in zip(names, held, strict=True):
             part = _overlaps(ranges)
-            weights.append(self._read(f"{name}.weight", 0, ranges, part))
+            weights.append(self._weight(name, 0, ranges, part))
             biases.append(self._read(f"{name}.bias", 0, ranges, part) if self._has_bias(name) else None)
             sizes.append(len(ranges[self.rank]))
             if self.lora is not None and name in self.targets:
                 A_RI = self._initial_A(name)
                 B_OR = A_RI.new_zeros(sizes[-1], self.lora.rank)
-                out = self.checkpoint.shape(f"{name}.weight")[0]
+                out, _ = self._shape_OI(name)
                 A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
                 B_OR = self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
                 adapters.append(LoraPart(A_RI, B_OR, start))
@@ -58,7 +60,7 @@ class Cutter:
 
     def row(self, name: str, held: tuple[Ranges, ...]) -> CutLinears:
         """The linear ``name`` with the columns (inputs) that ``held[rank]`` says; its bias is left to ``row_bias``."""
-        weight = self._read(f"{name}.weight", 1, held, "cut")
+        weight = self._weight(name, 1, held, "cut")
         out = weight.shape[0]
         adapters = []
         if self.lora is not None and name in self.targets:
@@ -104,9 +106,25 @@ class Cutter:
         return self._read(f"{name}.bias", None, (), "equal") if self._has_bias(name) else None
 
     def norm(self, name: str, eps: float, offset: float, *, per_head: bool = False) -> Norm:
-        """A norm; one per head sees only this device's heads, so its gradient is partial."""
+        """A root-mean-square norm; one per head sees only this device's heads, so its gradient is partial."""
         weight = self._read(f"{name}.weight", None, (), "partial" if per_head else "equal")
         return Norm(weight, eps, offset)
+
+    def layer_norm(self, name: str, eps: float) -> LayerNorm:
+        """A norm with mean and, where the checkpoint has one, bias."""
+        weight = self._read(f"{name}.weight", None, (), "equal")
+        return LayerNorm(weight, self.row_bias(name), eps)
+
+    def _weight(self, name: str, dim: int, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
+        """A linear's weight as ``[out, in]``, cut along ``dim`` of that."""
+        if not self.inputs_first:
+            return self._read(f"{name}.weight", dim, held, gradient)
+        W_IO = self._read(f"{name}.weight", 1 - dim, held, gradient)
+        return W_IO.T if W_IO.requires_grad else W_IO.T.contiguous()
+
+    def _shape_OI(self, name: str) -> tuple[int, int]:
+        first, second = self.checkpoint.shape(f"{name}.weight")
+        return (second, first) if self.inputs_first else (first, second)
 
     def _read(self, name: str, dim: int | None, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
         """A tensor of the base model in the compute dtype; itself trained, in float32 or better, without adapters."""
@@ -139,7 +157,7 @@ class Cutter:
         assert self.lora is not None
         key = blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key) >> 1)
-        inputs = self.checkpoint.shape(f"{name}.weight")[1]
+        _, inputs = self._shape_OI(name)
         bound = 1 / math.sqrt(inputs)
         drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=generator)
         return drawn.to(self.device, _master(self.compute))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from potluck.errors import BadInput
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
-from potluck.models.build import EMBEDDING, HEAD
 from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import names_of
 from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_directory
 
 # fields of an adapter's configuration that change what it computes beyond W + scale * B A
@@ -22,7 +22,6 @@ _UNSUPPORTED = (
     "rank_pattern",
     "alpha_pattern",
     "modules_to_save",
-    "fan_in_fan_out",
     "layer_replication",
     "trainable_token_indices",
     "target_parameters",
@@ -49,17 +48,21 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
         if source.resolve().is_relative_to(output.resolve()):
             raise BadInput(f"{output} is or holds {source}: name another directory for the merged model.")
     config = read_config(adapter_dir)
-    scale = _scale(adapter_dir, config)
+    scale, inputs_first = _scale(adapter_dir, config), bool(config.get("fan_in_fan_out"))
     tensors = read_tensors(adapter_dir)
     with Checkpoint.open(base_dir) as base:
         pairs = _pairs(adapter_dir, _without_copies(adapter_dir, base, tensors))
         names = _stored_once(base_dir, base)
-        _check_fit(adapter_dir, base, names, pairs)
+        _check_fit(adapter_dir, base, names, pairs, inputs_first)
         with replace_directory(output, overwrite) as directory:
             writer = CheckpointWriter(directory)
             for name in names:
                 whole = base.read(name)
-                writer.add(name, _merged(whole, *pairs[name], scale) if name in pairs else whole)
+                if name in pairs:
+                    a_RI, b_OR = pairs[name]
+                    # (W + B A)^T = W^T + A^T B^T
+                    whole = _merged(whole, *((b_OR.T, a_RI.T) if inputs_first else (a_RI, b_OR)), scale)
+                writer.add(name, whole)
             writer.finish()
             copy_beside_weights(base_dir, directory)
             for file_name in (TEMPLATE_FILE, *along):
@@ -108,26 +111,31 @@ def _pairs(adapter_dir: Path, tensors: dict[str, Tensor]) -> dict[str, tuple[Ten
 
 def _stored_once(base_dir: Path, base: Checkpoint) -> list[str]:
     """The names to write: without the head where the model has none of its own but the file repeats it."""
-    if EMBEDDING in base.names and HEAD in base.names and _tied(base_dir):
-        return [name for name in base.names if name != HEAD]
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base_dir, local_files_only=True).get_text_config()
+    names = names_of(config)
+    embedding, head = f"{names.embedding}.weight", f"{names.head}.weight"
+    if embedding in base.names and head in base.names and config.tie_word_embeddings:
+        return [name for name in base.names if name != head]
     return [*base.names]
 
 
-def _tied(base_dir: Path) -> bool:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(base_dir, local_files_only=True)
-    return bool(config.get_text_config().tie_word_embeddings)
-
-
-def _check_fit(adapter_dir: Path, base: Checkpoint, names: list[str], pairs: dict[str, tuple[Tensor, Tensor]]) -> None:
+def _check_fit(
+    adapter_dir: Path,
+    base: Checkpoint,
+    names: list[str],
+    pairs: dict[str, tuple[Tensor, Tensor]],
+    inputs_first: bool,
+) -> None:
     for name, (a_RI, b_OR) in pairs.items():
         if name not in names:
             raise BadInput(
                 f"{adapter_dir} does not fit {base.directory}: it adapts {name.removesuffix('.weight')}, "
                 "which has no weight of its own there."
             )
-        if base.shape(name) != (b_OR.shape[0], a_RI.shape[1]) or a_RI.shape[0] != b_OR.shape[1]:
+        stored = base.shape(name)
+        if (stored[::-1] if inputs_first else stored) != (b_OR.shape[0], a_RI.shape[1]) or len(a_RI) != b_OR.shape[1]:
             raise BadInput(
                 f"{adapter_dir} does not fit {base.directory}: {name} has shape {base.shape(name)}, the adapter's B "
                 f"and A have {tuple(b_OR.shape)} and {tuple(a_RI.shape)}."

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from potluck.chain.ranges import Ranges
-from potluck.models.families.decoder import ATTENTION, MLP, Decoder
+from potluck.models.families.decoder import Decoder
 
 _DRAWN = 1 << 20
 _SPREAD = 0.02
@@ -21,9 +20,9 @@ class RandomWeights:
     values, as long as none is denormal.
     """
 
-    def __init__(self, config: PretrainedConfig, decoder: Decoder) -> None:
-        """Make tensors for the blocks of ``decoder``, which may be fewer than the config has."""
-        self._shapes = _shapes(config, decoder)
+    def __init__(self, decoder: Decoder) -> None:
+        """Make tensors for the blocks of ``decoder``, which may be fewer than the model has."""
+        self._shapes = _shapes(decoder)
         self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * _SPREAD
 
     @property
@@ -63,29 +62,30 @@ class RandomWeights:
         return filled.view(*shape)
 
 
-def _shapes(config: PretrainedConfig, decoder: Decoder) -> dict[str, tuple[int, ...]]:
-    D, F = decoder.hidden_size, decoder.intermediate_size
+def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    D, names = decoder.hidden_size, decoder.names
     queries, keys = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
-    linears = dict(zip(ATTENTION, [(queries, D), (keys, D), (keys, D), (D, queries)], strict=True))
-    linears |= dict(zip(MLP, [(F, D), (F, D), (D, F)], strict=True))
-    block: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in linears.items()}
-    block |= {f"{name}.bias": linears[name][:1] for name in _with_bias(config)}
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    if decoder.norms_of_sums:
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    block |= {f"{norm}.weight": (D,) for norm in norms}
-    if decoder.head_norms:
-        block |= {f"self_attn.{norm}.weight": (decoder.head_dim,) for norm in ("q_norm", "k_norm")}
-    ends = {"model.embed_tokens.weight": (decoder.vocab_size, D), "model.norm.weight": (D,)}
+    block: dict[str, tuple[int, ...]] = {}
+    for name, cut in decoder.cuts.items():
+        by_head, by_kv_head, by_column = decoder.units(name)
+        units = by_head * decoder.num_heads + by_kv_head * decoder.num_kv_heads + by_column * decoder.intermediate_size
+        out, into = (units, D) if cut == "column" else (D, units)
+        block[f"{name}.weight"] = (into, out) if decoder.inputs_first else (out, into)
+        if name in decoder.biased:
+            block[f"{name}.bias"] = (out,)
+    if decoder.head_norms != "none":
+        normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim,) * 2
+        block |= {f"{norm}.weight": (size,) for norm, size in zip(names.head_norms, normed, strict=True)}
+    block |= {name: (D,) for norm in decoder.norm_names() for name in _norm(decoder, norm)}
+    ends = {f"{names.embedding}.weight": (decoder.vocab_size, D)}
+    ends |= dict.fromkeys(_norm(decoder, names.last_norm), (D,))
+    if names.positions is not None:
+        ends[f"{names.positions}.weight"] = (decoder.position_offset + decoder.max_positions, D)
     if not decoder.tied:
-        ends["lm_head.weight"] = (decoder.vocab_size, D)
+        ends[f"{names.head}.weight"] = (decoder.vocab_size, D)
     layers = range(len(decoder.layers))
-    return ends | {f"model.layers.{i}.{name}": shape for i in layers for name, shape in block.items()}
+    return ends | {decoder.full_name(i, name): shape for i in layers for name, shape in block.items()}
 
 
-def _with_bias(config: PretrainedConfig) -> list[str]:
-    """The linears of a block that have a bias."""
-    if config.model_type == "qwen2":  # always, without a field that says so
-        return list(ATTENTION[:3])
-    attention = ATTENTION if getattr(config, "attention_bias", False) else ()
-    return [*attention, *(MLP if getattr(config, "mlp_bias", False) else ())]
+def _norm(decoder: Decoder, name: str) -> list[str]:
+    return [f"{name}.weight", *([f"{name}.bias"] if decoder.norm == "layer" else [])]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from potluck.errors import BadInput
 
+_TABLES = ("lm_head", "embed_tokens", "embed_positions", "embed_in", "embed_out", "wte", "wpe")
+
 
 def match_targets(targets: Sequence[str], linears: Sequence[str]) -> frozenset[str]:
     """The full names of the linears that ``targets`` name, as PEFT matches them: a whole name or its last parts.
@@ -19,7 +21,7 @@ def match_targets(targets: Sequence[str], linears: Sequence[str]) -> frozenset[s
     for target in targets:
         if target == "all-linear":
             return frozenset(linears)
-        if target.split(".")[-1] in ("lm_head", "embed_tokens"):
+        if target.split(".")[-1] in _TABLES:
             raise BadInput(
                 f"lora.targets: '{target}' cannot be trained: the embeddings and the head they may be tied to stay"
                 " frozen, so that token ids and labels stay with their owner."

@@ -169,15 +169,15 @@ def _measure(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup |
     """Read what data a guest brings, agree on a dtype, then measure this device and the link between all."""
     from potluck.pool.link import measure_link
     from potluck.pool.measure import measure
-    from potluck.pool.measured_work import message_bytes
+    from potluck.pool.measured_work import config_of, message_bytes
 
     assert spec.work is not None
     work = Work.model_validate(spec.work)
     longest = _longest_of_guest(spec, job, emit) if spec.owns and spec.rank and spec.access is not None else 0
     comm, pace = _comm(spec, job, make_group)
     if job.dtype == "auto":
-        hidden_size, columns = work.config["hidden_size"], work.config["intermediate_size"]
-        slower = float(choose_dtype("auto", hidden_size, columns) != "bf16")
+        model = decoder_of(config_of(work))
+        slower = float(choose_dtype("auto", model.hidden_size, model.intermediate_size) != "bf16")
         # bf16 can be a hundred times slower where the processor has no instructions for it: one such device decides
         anyone_slower = float(comm.all_reduce(torch.tensor([slower]), exact=True).wait())
         work = work.model_copy(update={"dtype": "fp32" if anyone_slower else "bf16"})

@@ -120,7 +120,7 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
     model = decoder_of(config)
     lora = lora_of_a_block(work.lora, model) if work.train == "lora" else None
     decoder = replace(model, layers=model.layers[:1] * 2)  # the first lacks what a block adds of the one before
-    weights = RandomWeights(config, decoder)
+    weights = RandomWeights(decoder)
     compute = torch_dtype(work.dtype)
 
     def links(heads: int, columns: int, rows: int) -> tuple[tuple[Link, ...], Chain, Head]:
@@ -152,7 +152,7 @@ def lora_of_a_block(lora: Lora, decoder: Decoder) -> Lora:
     Raises:
         BadInput: a target matches nothing.
     """
-    names = {name.split(".", 3)[3] for name in match_targets(lora.targets, decoder.linears)}
+    names = {decoder.within_block(name) for name in match_targets(lora.targets, decoder.linears)}
     return lora.model_copy(update={"targets": sorted(names)})
 
 

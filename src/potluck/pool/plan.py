@@ -132,6 +132,10 @@ def make_plan(
         raise BadInput(
             "strategy: 'tensor-uniform' gives even shares; leave out the ratio and 'shares', or use 'tensor'."
         )
+    if world_size > 1 and model.whole_heads:
+        raise BadInput(
+            f"strategy: '{strategy}' is not possible with this model: {model.whole_heads}. Use 'pipeline' or 'data'."
+        )
     by_hand = {} if job.shares is None else job.shares.model_dump()
     totals = {"heads": model.num_heads, "columns": model.intermediate_size, "vocab_rows": model.vocab_size}
     cuts = {unit: split_by(_counts(unit, total, ratio, by_hand.get(unit))) for unit, total in totals.items()}
@@ -218,12 +222,14 @@ def _whole_links(
             )
         devices = row_devices(model, names, ratio)
     else:
-        counts = apportion(links, ratio)
-        if world_size > links:
-            raise BadInput(f"{world_size} stages need a link each, and the model has {links}: use fewer devices.")
+        together, whole = model.links_together, links // model.links_together
+        what = "link" if together == 1 else "block"
+        counts = apportion(whole, ratio)
+        if world_size > whole:
+            raise BadInput(f"{world_size} stages need a {what} each, and the model has {whole}: use fewer devices.")
         if idle := [name for name, count in zip(names, counts, strict=True) if not count]:
-            raise BadInput(f"devices: '{job.devices}' gives {', '.join(idle)} none of the model's {links} links.")
-        devices = stage_devices(model, names, split_by(counts))
+            raise BadInput(f"devices: '{job.devices}' gives {', '.join(idle)} none of the model's {whole} {what}s.")
+        devices = stage_devices(model, names, split_by([together * count for count in counts]))
         wanted = max(1, job.batch_size // (_MICRO_BATCHES_A_STAGE * world_size))
         micro_batch_size = min(micro_batch_size or wanted, job.batch_size)
         check_micro_batches(world_size, math.ceil(job.batch_size / micro_batch_size), micro_batch_size)

@@ -21,7 +21,7 @@ import numpy as np
 
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
-from potluck.pool.cost import OWNER_BYTES, DevicePrediction, Floats, Prediction, costs_of
+from potluck.pool.cost import OWNER_BYTES, Bools, DevicePrediction, Floats, Prediction, costs_of
 from potluck.pool.profile import Link, Profile, Work
 from potluck.pool.simulate import Simulated, simulate
 from potluck.pool.task import ID_BYTES, PerUnit, Task, task_of
@@ -74,11 +74,19 @@ class StageCosts:
     """Bytes of a device without links."""
     head_bytes: float
     available_D: Floats
+    links_together: int = 1
+    """Between which the chain is not divided."""
 
     @cached_property
     def links(self) -> int:
         """Of the whole chain."""
         return len(self.weights_N1) - 1
+
+    @cached_property
+    def impossible_NN(self) -> Bools:
+        """Which pairs of indices are no stage: no links, or a cut where the chain is not divided."""
+        between_N1 = np.arange(self.links + 1) % self.links_together > 0
+        return np.asarray(np.tri(self.links + 1, dtype=np.bool_) | between_N1[:, None] | between_N1)
 
     @cached_property
     def parts(self) -> list[float]:
@@ -219,6 +227,7 @@ def stage_costs(
         ),
         head_bytes=task.weights.vocab_row * task.vocab_rows + task.head_work_bytes,
         available_D=costs.available_D,
+        links_together=decoder.links_together,
     )
 
 

@@ -51,7 +51,6 @@ class Bounds:
         trained_NN = costs.trained_N1[None, :] - costs.trained_N1[:, None]
         optimizer_DNN = alpha_D[:, None, None] + beta_D[:, None, None] * trained_NN
         self.whole_DNN = sum(costs.parts) * self.walks_DNN + optimizer_DNN
-        self._impossible_NN = np.tri(costs.links + 1, dtype=np.bool_)
         self._fitting: dict[tuple[int, int], Floats] = {}
         self._ramps: dict[tuple[int, int], Floats] = {}
         self._of: dict[tuple[int, ...], Floats] = {}
@@ -62,7 +61,7 @@ class Bounds:
         """``[N + 1, N + 1]`` seconds of a device's whole step, infinite where the links do not fit."""
         key = device, min(from_end, len(self.costs.rows))
         if key not in self._fitting:
-            short = self._impossible_NN | (self.costs.memories(*key) > self.costs.available_D[device])
+            short = self.costs.impossible_NN | (self.costs.memories(*key) > self.costs.available_D[device])
             self._fitting[key] = np.where(short, np.inf, self.whole_DNN[device])
         return self._fitting[key]
 
@@ -157,7 +156,7 @@ def _moved(bounds: Bounds, stages: Sequence[Stage]) -> Iterator[list[Stage]]:
     """Stages that fit into memory, with one cut elsewhere or two neighbours swapped."""
     P = len(stages)
     for s in range(P - 1):
-        for by in (-1, 1, -3, 3):
+        for by in (-1, 1, -2, 2, -3, 3):
             cut = stages[s].stop + by
             if stages[s].start < cut < stages[s + 1].stop:
                 pair = (replace(stages[s], stop=cut), replace(stages[s + 1], start=cut))

@@ -94,7 +94,9 @@ def even_stages(
     costs = [stage_costs(job, decoder, work, profiles, owners, rows) for rows in sizes]
     possible = _possible(costs, D)
     fastest_first = np.argsort(possible[0].seconds_DN1[:, -1], kind="stable").tolist()
-    links = [costs[0].links // D + (fastest_first.index(d) < costs[0].links % D) for d in range(D)]
+    together = decoder.links_together
+    whole = costs[0].links // together
+    links = [together * (whole // D + (fastest_first.index(d) < whole % D)) for d in range(D)]
     stops = np.cumsum(links).tolist()
     stages = tuple(Stage(d, stop - links[d], stop) for d, stop in enumerate(stops))
     tried = [Found(stages, c, predict_stages(c, stages)) for c in possible]
@@ -112,8 +114,11 @@ def micro_batch_sizes(job: Job, work: Work, owners: int) -> list[int]:
 def _possible(costs: Sequence[StageCosts], stages: int) -> list[StageCosts]:
     """Those with enough micro-batches."""
     finest = costs[-1]
-    if finest.links < stages:
-        raise BadInput(f"{stages} stages need a link each, and the model has {finest.links}: use fewer devices.")
+    if finest.links < stages * finest.links_together:
+        raise BadInput(
+            f"{stages} stages need {'a link' if finest.links_together == 1 else 'a block'} each, and the model has"
+            f" {finest.links // finest.links_together}: use fewer devices."
+        )
     check_micro_batches(stages, len(finest.rows), finest.rows[0])
     return [each for each in costs if len(each.rows) >= stages]
 
@@ -194,7 +199,7 @@ def _least_missing(costs: StageCosts, needed: frozenset[int], at_least: int) -> 
         short_N1 = np.append(np.full(costs.links, np.inf), 0.0)
         for from_end, d in enumerate(reversed(order), 1):
             short_NN = np.maximum(0.0, costs.memories(d, min(from_end, M)) - costs.available_D[d])
-            short_NN[np.tri(costs.links + 1, dtype=np.bool_)] = np.inf
+            short_NN[costs.impossible_NN] = np.inf
             most_NN = np.maximum(short_NN, short_N1)
             stops.append(most_NN.argmin(1))
             short_N1 = most_NN.min(1)

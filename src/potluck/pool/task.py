@@ -1,8 +1,9 @@
 """What a plan is for: the size of the model, of a step and of its messages, counted and not measured."""
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
@@ -129,15 +130,24 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
 
 def _elements(decoder: Decoder) -> PerUnit:
     """Elements of the model by unit; the embedding is read from disk row by row and is not held."""
-    D, K, L = decoder.hidden_size, decoder.head_dim, len(decoder.layers)
-    norms = 4 if decoder.norms_of_sums else 2
+    D, L = decoder.hidden_size, len(decoder.layers)
+    norms = len(list(decoder.norm_names())) * (2 if decoder.norm == "layer" else 1)
+    rows = np.array([decoder.units(name) for name in decoder.cuts])
+    biases = np.array([decoder.units(name) for name, cut in decoder.cuts.items() if cut == "column"])
+    head, kv_head, column = (L * (rows.sum(0) * D + biases.sum(0))).tolist()
     return PerUnit(
-        head=L * (2 * K * D + K),
-        kv_head=L * 2 * (K * D + K),
-        column=L * (3 * D + 2),
+        head=head,
+        kv_head=kv_head,
+        column=column,
         vocab_row=D,
-        replicated=L * ((norms + 2) * D + (2 * K if decoder.head_norms else 0)) + D,
+        replicated=L * ((norms + 2) * D + _head_norms(decoder)) + D,
     )
+
+
+def _head_norms(decoder: Decoder) -> int:
+    """Elements of the norms of queries and keys of one block."""
+    heads = {"none": 0, "each": 2, "all": decoder.num_heads + decoder.num_kv_heads}[decoder.head_norms]
+    return heads * decoder.head_dim
 
 
 def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, frozen: bool) -> PerUnit:
@@ -160,21 +170,12 @@ def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
     """Trained elements by unit; those whose gradients are summed over all devices; those that every device has."""
     if job.train == "full":
         elements = _elements(decoder)
-        per_head_norms = len(decoder.layers) * 2 * decoder.head_dim if decoder.head_norms else 0
+        per_head_norms = len(decoder.layers) * _head_norms(decoder)
         by_unit = PerUnit(elements.head, elements.kv_head, elements.column, 0, elements.replicated)
         return by_unit, per_head_norms, elements.replicated
     targets = match_targets(job.lora.targets, decoder.linears)
-    D, K, r = decoder.hidden_size, decoder.head_dim, job.lora.rank
-
-    def adapters(names: Collection[str]) -> int:
-        return sum(target.rsplit(".", 1)[-1] in names for target in targets)
-
-    replicated = adapters({name.rsplit(".", 1)[-1] for name in decoder.cuts}) * r * D
-    by_unit = PerUnit(
-        head=adapters({"q_proj", "o_proj"}) * r * K,
-        kv_head=adapters({"k_proj", "v_proj"}) * r * K,
-        column=adapters({"gate_proj", "up_proj", "down_proj"}) * r,
-        vocab_row=0,
-        replicated=replicated,
-    )
-    return by_unit, replicated, replicated
+    r = job.lora.rank
+    replicated = len(targets) * r * decoder.hidden_size
+    rows = np.array([decoder.units(decoder.within_block(target)) for target in targets])
+    head, kv_head, column = (r * rows.sum(0)).tolist()
+    return PerUnit(head, kv_head, column, 0, replicated), replicated, replicated

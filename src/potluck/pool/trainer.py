@@ -96,7 +96,7 @@ def train(
                     emit({"event": "ran_out", "owner": owner, "step": step + 1})
         if rank == 0:
             emit({"event": "saving"})
-        save(job, strategy.whole(), comm.rank, checkpoint, model_dir, result_dir)
+        save(job, strategy.whole(), comm.rank, checkpoint, model_dir, result_dir, inputs_first=decoder.inputs_first)
         if rank == 0:
             emit({"event": "saved"})
     return part
@@ -124,6 +124,8 @@ def save(
     checkpoint: Checkpoint,
     model_dir: Path,
     result_dir: Path | None,
+    *,
+    inputs_first: bool = False,
 ) -> None:
     """Write on rank 0 what was trained: a PEFT adapter, or a plain checkpoint in the base's dtypes.
 
@@ -134,6 +136,7 @@ def save(
         checkpoint: the model that was trained.
         model_dir: where it lies.
         result_dir: on rank 0, an existing directory.
+        inputs_first: whether the model stores linears as ``[in, out]``.
 
     Raises:
         DeviceLost: another device ended.
@@ -152,7 +155,8 @@ def save(
             targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters})
         from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
         base = str(model_dir) if from_gguf else job.model
-        write_adapter(result_dir, adapters, adapter_config(job.lora, base, targets), chat_template=own_template)
+        config = adapter_config(job.lora, base, targets, inputs_first=inputs_first)
+        write_adapter(result_dir, adapters, config, chat_template=own_template)
     else:
         writer = CheckpointWriter(result_dir)
         trained = set()

@@ -12,7 +12,7 @@ from torch import Tensor
 from potluck.control.files import ModelFiles
 from potluck.errors import BadInput
 from potluck.job import Data
-from potluck.models.build import EMBEDDING, head_of
+from potluck.models.build import embedding_tables, head_of
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.source import resolve
@@ -141,7 +141,7 @@ def audit(
         targets = _targets(contribution_dir, manifest, limits, kept, checkpoint.read(head_of(decoder)))
         inverter = Inverter(
             client_part(checkpoint, decoder, agreement.cut, compute=torch.float32, lora=None, seed=0),
-            checkpoint.read(EMBEDDING, dtype=torch.float32),
+            checkpoint.read(embedding_tables(decoder)[0], dtype=torch.float32),
             agreement.encoding,
             seed,
             lambda done, total: listener.progress("Learning to read, tokens", done, total),

@@ -14,7 +14,7 @@ from potluck.chain.trained import Trained
 from potluck.chain.whole import Whole
 from potluck.errors import BadInput
 from potluck.job import Lora
-from potluck.models.build import EMBEDDING, build_chain, head_of
+from potluck.models.build import build_chain, embedding_of, head_of
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.targets import match_targets
@@ -88,7 +88,7 @@ def client_part(
     head = head_of(decoder)
     return ClientPart(
         part,
-        Embedding(lambda ids: weights.rows(EMBEDDING, ids), decoder.embedding_scale),
+        embedding_of(weights, decoder),
         lambda ids: weights.rows(head, ids),
         lambda dtype: weights.read(head, dtype=dtype),
     )
@@ -132,7 +132,7 @@ def _part(
     )
     targets = frozenset() if lora is None else match_targets(lora.targets, decoder.linears)
     placed = weights if device.type == "cpu" else _Placed(weights, device)
-    cutter = Cutter(placed, 0, compute, lora or Lora(), targets, seed, device)
+    cutter = Cutter(placed, 0, compute, lora or Lora(), targets, seed, device, decoder.inputs_first)
     chain = build_chain(decoder, [whole], 0, compute, cutter, range(2 * blocks.start, 2 * blocks.stop))
     return SplitPart(
         Whole(chain, checkpointing=checkpointing),

@@ -97,15 +97,23 @@ def outcome_of(
 
 
 def write_result(
-    directory: Path, job: Job, tensors: Mapping[str, Tensor], outcome: Outcome, losses: Sequence[float]
+    directory: Path,
+    job: Job,
+    tensors: Mapping[str, Tensor],
+    outcome: Outcome,
+    losses: Sequence[float],
+    *,
+    inputs_first: bool = False,
 ) -> None:
     """Write adapter, job, quality and the training loss of each step into an existing directory.
+
+    ``inputs_first`` says that the model stores linears as ``[in, out]``.
 
     Raises:
         OSError, SafetensorError: the files could not be written (see :func:`potluck.models.save.replace_directory`).
     """
     linears = sorted({name.removesuffix(end) for name in tensors for end in _LORA if name.endswith(end)})
-    config = adapter_config(job.lora, job.model, linears)
+    config = adapter_config(job.lora, job.model, linears, inputs_first=inputs_first)
     write_adapter(directory, tensors, config, chat_template=own_template(job))
     (directory / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
     (directory / QUALITY_FILE).write_text(json.dumps(outcome.to_json(), indent=2) + "\n", encoding="utf-8")

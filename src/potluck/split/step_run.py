@@ -70,7 +70,7 @@ def train_in_steps(settled: Settled, table: StepTable, expected: int, listener: 
     )
     with replace_directory(job.output, job.overwrite) as directory:
         tensors = training.learner.part.tensors() | training.averaged
-        write_result(directory, job, tensors, outcome, training.losses)
+        write_result(directory, job, tensors, outcome, training.losses, inputs_first=settled.decoder.inputs_first)
     training.clients.dismiss()
     return outcome
 

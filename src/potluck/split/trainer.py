@@ -108,7 +108,14 @@ def train_store(
     )
     if accelerator.is_main_process:
         with replace_directory(job.output, overwrite) as directory:
-            write_result(directory, settled.job, epochs.learner.part.tensors(), outcome, epochs.losses)
+            write_result(
+                directory,
+                settled.job,
+                epochs.learner.part.tensors(),
+                outcome,
+                epochs.losses,
+                inputs_first=settled.decoder.inputs_first,
+            )
         progress.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
     return outcome if accelerator.is_main_process else None

@@ -1,5 +1,6 @@
 """The model families potluck knows; a new one is one file here and one line below."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,35 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from potluck.errors import BadInput
-from potluck.models.families.decoder import Decoder
-from potluck.models.families.gemma3 import gemma3
+from potluck.models.families.decoder import Decoder, Names
+from potluck.models.families.gemma import gemma2, gemma3
+from potluck.models.families.gpt2 import gpt2
+from potluck.models.families.gpt_neox import gpt_neox
+from potluck.models.families.granite import granite
 from potluck.models.families.llama import llama
 from potluck.models.families.mistral import mistral
+from potluck.models.families.olmo2 import olmo2
+from potluck.models.families.opt import opt
+from potluck.models.families.phi3 import phi3
 from potluck.models.families.qwen import qwen2, qwen3
+from potluck.models.families.smollm3 import smollm3
+from potluck.models.families.stablelm import stablelm
 
 FAMILIES: dict[str, Callable[[Any], Decoder]] = {
+    "gemma2": gemma2,
     "gemma3_text": gemma3,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "granite": granite,
     "llama": llama,
     "mistral": mistral,
+    "olmo2": olmo2,
+    "opt": opt,
+    "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "smollm3": smollm3,
+    "stablelm": stablelm,
 }
 """``model_type`` of the config to the function that reads it."""
 
@@ -55,5 +73,24 @@ def decoder_of(config: PretrainedConfig) -> Decoder:
     return family(config)
 
 
+def names_of(config: PretrainedConfig) -> Names:
+    """What the family calls its tensors; as most do where potluck does not know it."""
+    family = FAMILIES.get(config.model_type)
+    return Names() if family is None else family(config).names
+
+
 def _unsupported(model_type: str) -> str:
-    return f"Models of type '{model_type}' are not supported. Supported: {', '.join(sorted(FAMILIES))}."
+    kind = _other_kind(CONFIG_MAPPING[model_type]) if model_type in CONFIG_MAPPING else ""
+    return f"Models of type '{model_type}' {kind}are not supported. Supported: {', '.join(sorted(FAMILIES))}."
+
+
+def _other_kind(config: type[PretrainedConfig]) -> str:
+    """What a family is that is no row of blocks of attention and MLP, as far as its config's fields tell."""
+    fields = set(inspect.signature(config.__init__).parameters) | set(vars(config)) | set(config.attribute_map)
+    if fields & _EXPERTS:
+        return "(mixture of experts) "
+    return "(state-space) " if fields & _STATES else ""
+
+
+_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"}
+_STATES = {"state_size", "mamba_d_state", "ssm_state_size", "mamba_num_heads", "lru_width", "attention_hidden_size"}

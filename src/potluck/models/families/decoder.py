@@ -1,6 +1,6 @@
-"""What a family of decoders says about itself: everything the builder needs beyond tensor names."""
+"""What a family of decoders says about itself: everything the builder needs to walk a model of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,22 +13,44 @@ from potluck.errors import BadInput
 
 Cut = Literal["column", "row"]
 
-ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+@dataclass(frozen=True)
+class Names:
+    """transformers' names of a family's tensors, without ``.weight``; those of a block follow the block's number."""
+
+    blocks: str = "model.layers"
+    embedding: str = "model.embed_tokens"
+    positions: str | None = None
+    """Table of learned positions."""
+    last_norm: str = "model.norm"
+    head: str = "lm_head"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    """Query, key and value; one name where one linear gives all three."""
+    o: str = "self_attn.o_proj"
+    into: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    """What the MLP's columns come from: gate and up, one linear that gives both, or one without a gate."""
+    out: str = "mlp.down_proj"
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    """Norm of the attention's output before it is added."""
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
 
 
 @dataclass(frozen=True)
 class Layer:
     """Where one block differs from the others."""
 
-    rope: Rope
+    rope: Rope | None
+    """None where queries and keys are not turned."""
     window: int | None = None
     """Positions a token sees back, itself included; None for all."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of gated-MLP blocks with rotary attention, in transformers' tensor names."""
+    """A decoder of blocks of attention and MLP."""
 
     hidden_size: int
     num_heads: int
@@ -42,61 +64,138 @@ class Decoder:
     activation: Callable[[Tensor], Tensor]
     tied: bool
     max_positions: int
-    cuts: dict[str, Cut]
-    """For each linear of a block (``self_attn.q_proj``), how it is cut."""
+    biased: tuple[str, ...] = ()
+    """Linears of a block that have a bias."""
+    names: Names = Names()
+    norm: Literal["rms", "layer"] = "rms"
     norm_offset: float = 0.0
     """Added to a norm's weight."""
-    norms_of_sums: bool = False
-    """Whether the outputs of attention and MLP are normed before they are added."""
-    head_norms: bool = False
-    """Whether each query and key head is normed."""
+    head_norms: Literal["none", "each", "all"] = "none"
+    """Whether queries and keys are normed: each head by itself, or all heads together."""
+    gated: bool = True
+    """Whether the MLP multiplies its activated columns by others."""
+    by_head: bool = False
+    """Whether one linear gives query, key and value of the first head, then those of the second, and so on."""
+    inputs_first: bool = False
+    """Whether linears are stored as ``[in, out]``."""
+    parallel: bool = False
+    """Whether the MLP reads what the attention reads, and not what it has written."""
+    position_offset: int = 0
+    """Row of the first position in the table of learned positions."""
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """What attention and MLP add is multiplied by it."""
+    attention_softcap: float | None = None
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """For each linear of a block, how it is cut."""
+        names = self.names
+        cuts: dict[str, Cut] = dict.fromkeys(names.qkv, "column")
+        return cuts | {names.o: "row"} | dict.fromkeys(names.into, "column") | {names.out: "row"}
+
+    @property
+    def links_together(self) -> int:
+        """Links between which the chain is not divided: where a block's MLP reads what its attention has read, both."""
+        return 2 if self.parallel else 1
+
+    @property
+    def whole_heads(self) -> str:
+        """Why attention cannot be cut by heads; empty where it can."""
+        if self.head_norms == "all":
+            return "its queries and keys are normed over all heads together, so that heads cannot be cut apart"
+        return ""
 
     @property
     def linears(self) -> list[str]:
         """Full names of all linears that can be trained, in order."""
-        return [f"model.layers.{i}.{name}" for i in range(len(self.layers)) for name in self.cuts]
+        return [self.full_name(i, name) for i in range(len(self.layers)) for name in self.cuts]
+
+    def full_name(self, i: int, name: str) -> str:
+        """The full name of what block ``i`` calls ``name``."""
+        return f"{self.names.blocks}.{i}.{name}"
+
+    def within_block(self, full_name: str) -> str:
+        """What its block calls a linear: the inverse of :meth:`full_name`."""
+        return full_name.removeprefix(f"{self.names.blocks}.").partition(".")[2]
+
+    def units(self, name: str) -> tuple[int, int, int]:
+        """Rows or columns of one of a block's linears by query head, by key/value head, and by MLP column."""
+        names, K = self.names, self.head_dim
+        if name == names.o or name == names.qkv[0]:
+            return K, 2 * K if name in names.qkv and len(names.qkv) == 1 else 0, 0
+        if name in names.qkv:
+            return 0, K, 0
+        return 0, 0, 2 if self.gated and name in names.into and len(names.into) == 1 else 1
+
+    def norm_names(self) -> Iterator[str]:
+        """Names of a block's norms of the residual stream and of sums."""
+        n = self.names
+        yield from filter(None, (n.before_attention, n.after_attention, n.before_mlp, n.after_mlp))
 
 
 def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any) -> Decoder:
-    """A decoder read from the fields all families share; ``differs`` sets the rest.
+    """A decoder read from the fields most families share; ``differs`` sets the rest.
 
     Raises:
         BadInput: the activation is unknown, or the heads do not divide.
     """
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    act = getattr(config, "hidden_act", None) or config.hidden_activation
-    if act not in ACT2FN:
-        raise BadInput(f"The model's config names the activation '{act}', which transformers does not know.")
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise BadInput(
-            f"The model's config has {config.num_attention_heads} query heads, which {config.num_key_value_heads}"
-            " key/value heads do not divide."
-        )
+    heads = config.num_attention_heads
+    kv_heads = differs.get("num_kv_heads") or getattr(config, "num_key_value_heads", None) or heads
+    act = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+    if heads % kv_heads:
+        raise BadInput(f"The model's config has {heads} query heads, which {kv_heads} key/value heads do not divide.")
+    head_dim = differs.get("head_dim") or getattr(config, "head_dim", None) or config.hidden_size // heads
     fields: dict[str, Any] = {
         "hidden_size": config.hidden_size,
-        "num_heads": config.num_attention_heads,
-        "num_kv_heads": config.num_key_value_heads,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": getattr(config, "intermediate_size", None),
         "vocab_size": config.vocab_size,
         "layers": layers,
         "attention_scale": head_dim**-0.5,
-        "norm_eps": config.rms_norm_eps,
-        "activation": ACT2FN[act],
+        "norm_eps": getattr(config, "rms_norm_eps", None),
         "tied": bool(config.tie_word_embeddings),
         "max_positions": config.max_position_embeddings,
-        "cuts": cuts_of(config),
     }
-    return Decoder(**fields | differs)
+    fields |= differs
+    if "activation" not in differs:
+        fields["activation"] = activation(act)
+    return Decoder(**fields)
 
 
-def cuts_of(config: PretrainedConfig) -> dict[str, Cut]:
-    """How each linear of a block is cut, from the tensor-parallel plan transformers carries for the family."""
-    plan: dict[str, str] = config.base_model_tp_plan or {}
-    kinds: dict[str, Cut] = {"colwise": "column", "rowwise": "row"}
-    return {name: kinds[plan[f"layers.*.{name}"]] for name in (*ATTENTION, *MLP)}
+def one_key_a_query(config: PretrainedConfig) -> dict[str, int]:
+    """Of families whose heads divide ``hidden_size`` and share no keys, whatever else their config may hold.
+
+    Raises:
+        BadInput: they do not divide it.
+    """
+    heads = config.num_attention_heads
+    if config.hidden_size % heads:
+        raise BadInput(f"The model's config has hidden_size {config.hidden_size}, which {heads} heads do not divide.")
+    return {"num_kv_heads": heads, "head_dim": config.hidden_size // heads}
+
+
+def activation(name: str | None) -> Callable[[Tensor], Tensor]:
+    """transformers' function of that name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name not in ACT2FN:
+        raise BadInput(f"The model's config names the activation '{name}', which transformers does not know.")
+    function: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return function
+
+
+def biased_linears(config: PretrainedConfig, names: Names | None = None) -> tuple[str, ...]:
+    """The linears with a bias, in families whose fields ``attention_bias`` and ``mlp_bias`` say so."""
+    names = names or Names()
+    attention = (*names.qkv, names.o) if getattr(config, "attention_bias", False) else ()
+    return (*attention, *((*names.into, names.out) if getattr(config, "mlp_bias", False) else ()))
 
 
 def layer_types_of(config: PretrainedConfig) -> list[str]:

@@ -2,23 +2,21 @@
 
 from transformers import Qwen2Config, Qwen3Config
 
-from potluck.models.families.decoder import Decoder, Layer, decoder, layer_types_of
+from potluck.models.families.decoder import Decoder, Layer, Names, biased_linears, decoder, layer_types_of
 from potluck.models.families.rope import rope_of
 
 
 def qwen2(config: Qwen2Config) -> Decoder:
     """How a Qwen2 config is walked."""
-    rope = rope_of(config)
-    return decoder(config, tuple(Layer(rope, _window(config, kind)) for kind in layer_types_of(config)))
+    return decoder(config, _layers(config), biased=Names().qkv)
 
 
 def qwen3(config: Qwen3Config) -> Decoder:
     """How a Qwen3 config is walked."""
+    return decoder(config, _layers(config), biased=biased_linears(config), head_norms="each")
+
+
+def _layers(config: Qwen2Config | Qwen3Config) -> tuple[Layer, ...]:
     rope = rope_of(config)
-    layers = tuple(Layer(rope, _window(config, kind)) for kind in layer_types_of(config))
-    return decoder(config, layers, head_norms=True)
-
-
-def _window(config: Qwen2Config | Qwen3Config, layer_type: str) -> int | None:
-    window: int | None = config.sliding_window
-    return window if layer_type == "sliding_attention" else None
+    windows = {"sliding_attention": config.sliding_window}
+    return tuple(Layer(rope, windows.get(kind)) for kind in layer_types_of(config))

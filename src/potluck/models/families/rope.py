@@ -20,6 +20,8 @@ _DEPEND_ON_LENGTH = ("dynamic", "longrope")
 def rope_of(config: PretrainedConfig, layer_type: str | None = None) -> Rope:
     """Tables of ``cos`` and ``sin``; angles in float32, as in transformers, whatever the compute dtype.
 
+    They are narrower than a head where just its first part is turned.
+
     ``layer_type`` names the blocks' kind in families with a rope for each.
     """
     parameters: dict[str, Any] = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
@@ -28,7 +30,8 @@ def rope_of(config: PretrainedConfig, layer_type: str | None = None) -> Rope:
     def frequencies(S: int) -> tuple[Tensor, float]:
         if kind == "default":
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+            turned = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+            exponents_F = torch.arange(0, turned, 2, dtype=torch.float) / turned
             return 1.0 / (parameters["rope_theta"] ** exponents_F), 1.0
         length = {"seq_len": S} if kind in _DEPEND_ON_LENGTH else {}
         of_layer = {} if layer_type is None else {"layer_type": layer_type}

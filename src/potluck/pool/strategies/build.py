@@ -7,7 +7,7 @@ import torch
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
 from potluck.job import Lora
-from potluck.models.build import EMBEDDING, Part, build_part, tables
+from potluck.models.build import Part, build_part, embedding_tables, tables
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
 from potluck.models.prefetch import prefetch
@@ -89,7 +89,7 @@ def tables_for(plan: Plan, rank: int, decoder: Decoder, *, owns: bool) -> tuple[
     """
     links = plan.devices[rank].links
     if links is not None:
-        return (EMBEDDING,) if links.spans[0][0] == 0 else ()
+        return embedding_tables(decoder) if links.spans[0][0] == 0 else ()
     return tables(decoder) if owns or plan.strategy == "data" else ()
 
 

@@ -1,0 +1,19 @@
+"""Granite: Llama with constant factors on embeddings, sums, attention and logits."""
+
+from transformers import GraniteConfig
+
+from potluck.models.families.decoder import Decoder, Layer, biased_linears, decoder
+from potluck.models.families.rope import rope_of
+
+
+def granite(config: GraniteConfig) -> Decoder:
+    """How a Granite config is walked."""
+    return decoder(
+        config,
+        (Layer(rope_of(config)),) * config.num_hidden_layers,
+        biased=biased_linears(config),
+        attention_scale=config.attention_multiplier,
+        embedding_scale=config.embedding_multiplier,
+        residual_scale=config.residual_multiplier,
+        logit_scale=1 / config.logits_scaling,
+    )

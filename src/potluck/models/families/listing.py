@@ -1,0 +1,55 @@
+"""What can be done with a model of each family."""
+
+from dataclasses import dataclass
+
+from transformers import CONFIG_MAPPING
+
+from potluck.models.families import FAMILIES
+from potluck.models.families.decoder import Decoder
+
+_SCHEMES = ("one-shot", "l-shaped", "u-shaped")
+_WHOLE = ("single", "pipeline", "pipeline-uniform", "data")
+_CUT = ("tensor", "tensor-uniform")
+
+
+@dataclass(frozen=True)
+class FamilyInfo:
+    """One family, as its default configuration has it."""
+
+    model_type: str
+    """As ``config.json`` calls it."""
+    tasks: tuple[str, ...]
+    strategies: tuple[str, ...]
+    schemes: tuple[str, ...]
+    """Of split training."""
+    fused: tuple[str, ...]
+    """Linears that give what other families have several for."""
+    tied: bool
+    """Whether the head is the embedding."""
+    note: str
+    """What is special; empty if nothing."""
+
+
+def families() -> list[FamilyInfo]:
+    """All families, by name."""
+    return [_info(model_type, FAMILIES[model_type](CONFIG_MAPPING[model_type]())) for model_type in sorted(FAMILIES)]
+
+
+def _info(model_type: str, decoder: Decoder) -> FamilyInfo:
+    names = decoder.names
+    fused = [
+        name for name, whole in ((names.qkv[0], len(names.qkv) == 1), (names.into[0], _joins_gate(decoder))) if whole
+    ]
+    return FamilyInfo(
+        model_type,
+        tasks=("causal-lm",),
+        strategies=_WHOLE if decoder.whole_heads else (_WHOLE[0], *_CUT, *_WHOLE[1:]),
+        schemes=_SCHEMES,
+        fused=tuple(fused),
+        tied=decoder.tied,
+        note=decoder.whole_heads,
+    )
+
+
+def _joins_gate(decoder: Decoder) -> bool:
+    return decoder.gated and len(decoder.names.into) == 1

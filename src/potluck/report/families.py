@@ -1,0 +1,21 @@
+"""Families of models as a table."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from potluck.models.families.listing import FamilyInfo
+
+
+def families_table(families: Sequence[FamilyInfo]) -> Table:
+    """What can be trained, in which ways."""
+    table = Table(title="Models that potluck trains", title_justify="left")
+    for column in ("model_type", "tasks", "strategies", "fused linears", "tied"):
+        table.add_column(column)
+    every = max((family.strategies for family in families), key=len)
+    for family in families:
+        left_out = [name for name in every if name not in family.strategies]
+        strategies = f"all but {', '.join(left_out)}" if left_out else "all"
+        fused = ", ".join(name.rpartition(".")[2] for name in family.fused) or "-"
+        table.add_row(family.model_type, ", ".join(family.tasks), strategies, fused, "yes" if family.tied else "no")
+    return table
