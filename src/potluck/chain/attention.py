@@ -24,31 +24,34 @@ def attend(
     *,
     scale: float,
     mask: Tensor | None = None,
+    causal: bool = True,
     softcap: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention in which query head ``i`` reads key/value head ``kv_of_q_H[i]``.
 
-    ``kv_of_q_H`` None means ``i`` reads ``i``. Without a ``mask`` (broadcast to ``[B, H, S, S]``, True or 0 where
-    allowed) attention is causal. ``softcap`` bounds scores by ``c tanh(score / c)``. Returns ``[B, H, S, K]``; ``H``
-    may be 0.
+    ``kv_of_q_H`` None means ``i`` reads ``i``. A ``mask`` (broadcast to ``[B, H, S, S]``) is True or 0 where attention
+    is allowed; without one, positions see those before them if ``causal``, else all. ``softcap`` bounds scores by
+    ``c tanh(score / c)``. Returns ``[B, H, S, K]``; ``H`` may be 0.
     """
     if kv_of_q_H is not None:
         k_BGSK, v_BGSK = k_BGSK.index_select(1, kv_of_q_H), v_BGSK.index_select(1, kv_of_q_H)
     # torch's bfloat16 kernel takes up to seven times as long as its float32 one on short rows.
     exact = torch.promote_types(q_BHSK.dtype, torch.float32)
-    causal = mask is None and q_BHSK.shape[2] > 1
+    causal = causal and mask is None and q_BHSK.shape[2] > 1
     q, k, v = q_BHSK.to(exact), k_BGSK.to(exact), v_BGSK.to(exact)
     if softcap is not None:
-        return _capped(q, k, v, scale, mask, softcap).to(q_BHSK.dtype)
+        return _capped(q, k, v, scale, mask, softcap, causal).to(q_BHSK.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale).to(q_BHSK.dtype)
 
 
 def _capped(
-    q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, mask: Tensor | None, softcap: float
+    q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, mask: Tensor | None, softcap: float, causal: bool
 ) -> Tensor:
     scores_BHSS = torch.tanh(q_BHSK @ k_BHSK.transpose(-1, -2) * (scale / softcap)) * softcap
-    if mask is None:
+    if mask is None and causal:
         mask = scores_BHSS.new_ones(scores_BHSS.shape[-2:], dtype=torch.bool).tril_()
+    if mask is None:
+        return scores_BHSS.softmax(-1) @ v_BHSK
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q_BHSK.dtype).masked_fill_(~mask, -torch.inf)
     return (scores_BHSS + mask).softmax(-1) @ v_BHSK
@@ -145,6 +148,8 @@ class Attention:
     softcap: float | None = None
     by_head: bool = False
     """Whether ``qkv`` gives query, key and value of one head after the other."""
+    bidirectional: bool = False
+    """Whether positions see those behind them too."""
 
     def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
         """``[B, S, D]``: the partial sum of these heads' outputs."""
@@ -161,7 +166,8 @@ class Attention:
             v_BSGK.transpose(1, 2),
             self.kv_of_q_H,
             scale=self.scale,
-            mask=self._mask(S, h_BSD.device),
+            mask=self._mask(S, at, h_BSD.device),
+            causal=not self.bidirectional,
             softcap=self.softcap,
         )
         H = y_BHSK.shape[1]
@@ -183,8 +189,15 @@ class Attention:
             return norm(x_BSHK).to(x_BSHK.dtype)
         return norm(x_BSHK.flatten(-2)).to(x_BSHK.dtype).view(x_BSHK.shape)
 
-    def _mask(self, S: int, device: torch.device) -> Tensor | None:
-        """Rows are padded on the right, so causality alone hides the padding; only a short window needs a mask."""
+    def _mask(self, S: int, at: At, device: torch.device) -> Tensor | None:
+        """Rows are padded on the right, so causality alone hides the padding, and only a short window needs a mask.
+
+        Both ways, no position may see padding.
+        """
+        if self.bidirectional:
+            if at.lengths_B is None or bool((at.lengths_B == S).all()):
+                return None
+            return (torch.arange(S, device=device) < at.lengths_B.to(device)[:, None])[:, None, None]
         if self.window is None or self.window >= S:
             return None
         at_S = torch.arange(S, device=device)

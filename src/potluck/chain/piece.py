@@ -10,7 +10,7 @@ computes on whole tensors, and a sharded piece ``S``, which each device computes
 Shapes: ``x``, ``r``, ``h``, ``p`` are ``[B, S, D]``, rows of a (half) micro-batch, positions, hidden size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
@@ -30,6 +30,8 @@ class At:
     half: int
     judging: bool = False
     """What is trained is looked at as it will be used: nothing is dropped."""
+    lengths_B: Tensor | None = field(default=None, compare=False, repr=False)
+    """Positions of each row that are no padding, for attention both ways; None where all are."""
 
     def generator(self, *where: str | int) -> torch.Generator:
         """A generator for one dropout: the same on every device that names the same place."""
