@@ -132,7 +132,9 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
 def _elements(decoder: Decoder) -> PerUnit:
     """Elements of the model by unit; the embedding is read from disk row by row and is not held."""
     D, L = decoder.hidden_size, len(decoder.layers)
-    norms = len(list(decoder.norm_names())) * (2 if decoder.norm == "layer" else 1)
+    a_norm = 2 if decoder.norm == "layer" else 1
+    norms = len(list(decoder.norm_names())) * a_norm
+    at_ends = sum(name is not None for name in (decoder.names.embedding_norm, decoder.names.last_norm)) * a_norm
     rows = np.array([decoder.units(name) for name in decoder.cuts])
     biases = np.array([decoder.units(name) for name, cut in decoder.cuts.items() if cut == "column"])
     head, kv_head, column = (L * (rows.sum(0) * D + biases.sum(0))).tolist()
@@ -141,7 +143,7 @@ def _elements(decoder: Decoder) -> PerUnit:
         kv_head=kv_head,
         column=column,
         vocab_row=D,
-        replicated=L * ((norms + 2) * D + _head_norms(decoder)) + D,
+        replicated=L * ((norms + 2) * D + _head_norms(decoder)) + at_ends * D,
     )
 
 
