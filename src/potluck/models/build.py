@@ -1,7 +1,7 @@
 """A device's chain, built from its share of a checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -149,6 +149,8 @@ class _Builder:
     rank: int
     compute: torch.dtype
     cutter: Cutter
+    norms: dict[str, AnyNorm] = field(default_factory=dict)
+    """By name: attention and MLP that read the same have one norm."""
 
     def chain(self, numbers: range) -> Chain:
         d, n = self.decoder, self.decoder.names
@@ -212,9 +214,13 @@ class _Builder:
 
     def _norm(self, name: str) -> AnyNorm:
         d = self.decoder
-        if d.norm == "layer":
-            return self.cutter.layer_norm(name, d.norm_eps)
-        return self.cutter.norm(name, d.norm_eps, d.norm_offset)
+        if name not in self.norms:
+            self.norms[name] = (
+                self.cutter.layer_norm(name, d.norm_eps)
+                if d.norm == "layer"
+                else self.cutter.norm(name, d.norm_eps, d.norm_offset)
+            )
+        return self.norms[name]
 
     def _attention(self, i: int) -> Attention:
         d, n = self.decoder, self.decoder.names
