@@ -140,7 +140,7 @@ def test_rows_dealt_by_speed(models: Models, world: str, lora: bool, steps: str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["keep", "recompute"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-@pytest.mark.parametrize("family", ["llama-biased", "gemma3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama-biased", "gemma3", "qwen3", "gpt2", "gpt_neox", "olmo2", "opt", "phi3"])
 def test_families(models: Models, family: str, lora: bool, tied: bool, checkpointing: bool) -> None:
     check_parity(models, [2.0, 1.0], 2, family=family, tied=tied, lora=lora, checkpointing=checkpointing)
 
