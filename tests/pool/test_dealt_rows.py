@@ -153,7 +153,7 @@ def test_memory_by_hand() -> None:
     weights = 6 * 101_003 + 3 * 50_021 + 7 * 70_001 + 5 * 30_011 + 9_000
     gradients = 4 * TRAINED
     moments_elsewhere = 2 * gradients * (1 - 1 / 3)
-    reducing = gradients / 3 + 4 * 2 * min(CHUNK_BYTES, gradients / 3)
+    reducing = 4 * 2 * min(CHUNK_BYTES, gradients / 3)
     expected = 1_000_000 + 5_000 + weights - moments_elsewhere + 4 * graph + reducing
     assert at_once[2][1].memory_bytes == pytest.approx(expected)
     assert at_once[2][0].memory_bytes == pytest.approx(expected + OWNER_BYTES)
