@@ -2,8 +2,8 @@
 
 python -m bench.wire [--steps 60] [--dtype fp32 | bf16]
 
-The demo's job (SmolLM2, smart-home commands, three local devices 3:2:1, two half-batches), once with each wire, from the
-same seed. ``dtype`` is what linears compute in. What the wire saves in time is measured by ``bench pool``.
+The demo's job (SmolLM2, smart-home commands, three local devices 3:2:1, two half-batches), once with each wire, from
+the same seed. ``dtype`` is what linears compute in. What the wire saves in time is measured by ``bench pool``.
 """
 
 import argparse

@@ -142,11 +142,14 @@ def again(link: Link, visit: Visit, at: At, two_part: TwoPart | None, *, below: 
     return once_more
 
 
-def back_through_first(between: Between, r_grad: Tensor) -> None:
+def back_through_first(between: Between, r_grad: Tensor | None) -> None:
     """Run the graph of a piece's first part backward, from the gradients of the sum and of what it kept to itself."""
-    assert between.p is not None
     own = [(edge, place) for edge, place in zip(between.own_out, between.own_in, strict=True) if edge is not None]
-    run_back([(between.p, r_grad), *((edge, gradient_at(place)) for edge, place in own if place is not None)])
+    ends = [(edge, gradient_at(place)) for edge, place in own if place is not None]
+    if between.p is not None and r_grad is not None:
+        ends.append((between.p, r_grad))
+    if ends:
+        run_back(ends)
 
 
 def recorded_last(chain: Chain, x: Tensor, r: Tensor | None, at: At, *, below: bool) -> tuple[Visit, Tensor]:

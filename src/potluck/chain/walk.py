@@ -120,10 +120,8 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
                 messages[j] = comm.all_reduce(gradient_at(visit.between.r_in), exact=True)
             above[j] = visit
         for j, message in enumerate([*messages] if two_part is not None else []):
-            between = above[j].between
-            if between is not None and between.r_in is not None:
-                assert message is not None
-                back_through_first(between, message.wait())
+            if (between := above[j].between) is not None:
+                back_through_first(between, message.wait() if message and between.r_in is not None else None)
             messages[j] = None if (h_in := above[j].h_in) is None else comm.all_reduce(gradient_at(h_in))
     for j in halves:
         message = messages[j]
