@@ -28,7 +28,8 @@ def main() -> None:
     arguments.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     args = arguments.parse_args()
     commands = sample_commands(_SEED)
-    found = {}
+    losses: dict[str, list[float]] = {}
+    held_out: dict[str, dict[str, float | None]] = {}
     with tempfile.TemporaryDirectory() as directory:
         for wire in ("fp32", "bf16"):
             job = demo_job(Path(directory) / wire, seed=_SEED, steps=args.steps, overwrite=False)

@@ -100,6 +100,7 @@ def piece(heads: list[int], group: int, window: int | None, D: int = 6, K: int =
     return Attention(
         qkv=CutLinears("qkv", weights, (None, None, None), tuple(len(weight) for weight in weights)),
         o=CutLinears("o", (o_OI[:, rows],), (None,), (D,), cut_input_of=0),
+        sizes=(len(weights[0]), len(weights[1]), len(weights[2])),
         head_dim=K,
         scale=0.5,
         rope=lambda S, dtype: angles(S, K),

@@ -49,6 +49,7 @@ def _attention(
     scores = q_BHSK @ k_BHSK.transpose(-1, -2) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    mask = mask | ~mask.any(-1, keepdim=True)  # padding that sees nothing must not give NaN
     return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v_BHSK).transpose(1, 2), None
 
 

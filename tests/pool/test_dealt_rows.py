@@ -125,8 +125,8 @@ def test_three_devices_by_hand() -> None:
     walks = [walk_s(1, 4), walk_s(2, 2), 0.0]
     gradients = 4 * TRAINED
     ids = (128 + 256 / 2) * 8
-    # layouts, norm, clocks: 4; gradients: 1; values: one a home; rows: 1. The tree to three devices is two deep.
-    message = (5 + 3 + 1) * 0.004 + (2 / 3 * gradients + 2 * gradients + 2 * ids) / 1e6
+    # layouts, norm, clocks: 4; gradients: 1; values: one a home; rows: 1.
+    message = (5 + 3 + 1) * 0.004 + (2 / 3 * gradients + 2 / 3 * gradients + 2 * ids) / 1e6
     assert said.message_s == pytest.approx(message)
     assert said.step_s == pytest.approx(max(walks) + max(once) + message)
     for d, walk, step in zip(said.devices, walks, once, strict=True):

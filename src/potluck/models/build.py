@@ -1,7 +1,7 @@
 """A device's chain, built from its share of a checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -127,6 +127,7 @@ class _Builder:
     rank: int
     compute: torch.dtype
     cutter: Cutter
+    norms: dict[str, AnyNorm] = field(default_factory=dict)
 
     def chain(self, numbers: range) -> Chain:
         d, n = self.decoder, self.decoder.names
@@ -175,10 +176,14 @@ class _Builder:
         )
 
     def _norm(self, name: str) -> AnyNorm:
+        """One of a name: attention and MLP may share theirs."""
         d = self.decoder
-        if d.norm == "layer":
-            return self.cutter.layer_norm(name, d.norm_eps)
-        return self.cutter.norm(name, d.norm_eps, d.norm_offset)
+        if name not in self.norms:
+            layer = d.norm == "layer"
+            cutter = self.cutter
+            norm = cutter.layer_norm(name, d.norm_eps) if layer else cutter.norm(name, d.norm_eps, d.norm_offset)
+            self.norms[name] = norm
+        return self.norms[name]
 
     def _attention(self, i: int) -> Attention | JointlyNormedAttention:
         d, n = self.decoder, self.decoder.names
