@@ -41,16 +41,13 @@ def main() -> None:
             )
             after = tune(chosen).eval_after
             assert after is not None
-            found[wire] = {
-                "losses": _losses(chosen.output),
-                "held_out": {"loss": after.loss, "accuracy": after.accuracy},
-            }
-            print(wire, found[wire]["held_out"], flush=True)
-    exact, rounded = found["fp32"]["losses"], found["bf16"]["losses"]
-    apart = [abs(a - b) for a, b in zip(exact, rounded, strict=True)]
-    last = {wire: mean(each["losses"][-_LAST:]) for wire, each in found.items()}
+            losses[wire] = _losses(chosen.output)
+            held_out[wire] = {"loss": after.loss, "accuracy": after.accuracy}
+            print(wire, held_out[wire], flush=True)
+    apart = [abs(a - b) for a, b in zip(losses["fp32"], losses["bf16"], strict=True)]
+    last = {wire: mean(each[-_LAST:]) for wire, each in losses.items()}
     summary = {"apart_mean": mean(apart), "apart_most": max(apart), f"last_{_LAST}_steps": last}
-    print(json.dumps({**vars(args), **found, **summary}))
+    print(json.dumps({**vars(args), "losses": losses, "held_out": held_out, **summary}))
 
 
 def _losses(output: Path) -> list[float]:

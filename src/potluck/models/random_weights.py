@@ -77,7 +77,7 @@ def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
         normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim, decoder.head_dim)
         block |= {f"{norm}.weight": (size,) for norm, size in zip(names.head_norms, normed, strict=True)}
     block |= {name: (D,) for norm in decoder.norm_names() for name in _norm(decoder, norm)}
-    ends = {f"{names.embedding}.weight": (decoder.vocab_size, D)}
+    ends: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (decoder.vocab_size, D)}
     ends |= dict.fromkeys(_norm(decoder, names.last_norm), (D,))
     if names.positions is not None:
         ends[f"{names.positions}.weight"] = (decoder.position_offset + decoder.max_positions, D)
