@@ -1,42 +1,27 @@
-"""Names of checkpoints that were saved without their head, or long ago."""
+"""A model saved without its head is the same model."""
 
-import json
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModel
 
-from potluck.models.prefixes import with_prefix
-
-
-def named(directory: Path, model_type: str, *names: str) -> list[str]:
-    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
-    return list(with_prefix(dict.fromkeys(names, 0), directory))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "prefix"), [("bert", "bert"), ("roberta", "roberta"), ("gpt2", "transformer"), ("llama", "model")]
-)
-def test_a_model_without_its_head_lacks_the_prefix(model_type: str, prefix: str, tmp_path: Path) -> None:
-    assert named(tmp_path, model_type, "a.weight", "b.bias") == [f"{prefix}.a.weight", f"{prefix}.b.bias"]
+from pool.tiny import config, save_tiny, shares
+from potluck.models.build import build_part
+from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_of
 
 
-def test_a_whole_model_keeps_its_names(tmp_path: Path) -> None:
-    names = ["bert.embeddings.word_embeddings.weight", "cls.predictions.bias", "classifier.weight"]
-    assert named(tmp_path, "bert", *names) == names
-
-
-def test_heads_have_no_prefix(tmp_path: Path) -> None:
-    names = ["embeddings.word_embeddings.weight", "pooler.dense.weight", "classifier.weight", "score.weight"]
-    assert named(tmp_path, "bert", *names) == [f"bert.{names[0]}", f"bert.{names[1]}", *names[2:]]
-
-
-def test_old_names_of_norms(tmp_path: Path) -> None:
-    names = ["bert.embeddings.LayerNorm.gamma", "bert.encoder.layer.0.output.LayerNorm.beta"]
-    assert named(tmp_path, "bert", *names) == [
-        "bert.embeddings.LayerNorm.weight",
-        "bert.encoder.layer.0.output.LayerNorm.bias",
-    ]
-
-
-def test_without_a_config_names_stay(tmp_path: Path) -> None:
-    assert list(with_prefix({"a.weight": 0}, tmp_path)) == ["a.weight"]
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "opt"])
+def test_names_of_a_headless_model(family: str, tmp_path: Path) -> None:
+    cfg = config(family, tie_word_embeddings=True)
+    whole = save_tiny(cfg, tmp_path / "whole")
+    AutoModel.from_pretrained(whole, dtype=torch.float64).save_pretrained(tmp_path / "headless")
+    plan = shares(cfg, [9], [26], [61])
+    parts = []
+    for directory in (whole, tmp_path / "headless"):
+        with Checkpoint.open(directory) as checkpoint:
+            part = build_part(checkpoint, decoder_of(cfg), plan, 0, compute=torch.float64, lora=None, seed=0)
+            parts.append({t.name: t.local.detach() for t in part.chain.trained} | {"head": part.head.W_VD})
+    assert parts[0].keys() == parts[1].keys()
+    assert all(torch.equal(tensor, parts[1][name]) for name, tensor in parts[0].items())

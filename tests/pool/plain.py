@@ -44,15 +44,12 @@ def _attention(
     softcap: float | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
-    """By the book; transformers' own goes through float32.
-
-    Padding that sees nothing sees everything instead: what it gives is read nowhere, but must not be NaN.
-    """
-    mask = mask | ~mask.any(-1, keepdim=True)
+    """By the book; transformers' own goes through float32."""
     k_BHSK, v_BHSK = (x.repeat_interleave(q_BHSK.shape[1] // x.shape[1], 1) for x in (k_BGSK, v_BGSK))
     scores = q_BHSK @ k_BHSK.transpose(-1, -2) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    mask = mask | ~mask.any(-1, keepdim=True)  # padding that sees nothing must not give NaN
     return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v_BHSK).transpose(1, 2), None
 
 

@@ -141,8 +141,6 @@ class Attention:
     kv_of_q_H: Tensor | None
     q_norm: AnyNorm | None = None
     k_norm: AnyNorm | None = None
-    norm_each: bool = True
-    """Whether each head is normed by itself; else all heads together."""
     window: int | None = None
     """How many positions back a token sees, itself included; None for all."""
     softcap: float | None = None
@@ -153,12 +151,16 @@ class Attention:
 
     def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
         """``[B, S, D]``: the partial sum of these heads' outputs."""
-        B, S, _ = h_BSD.shape
-        q_BSHK, k_BSGK, v_BSGK = self._heads(self.qkv(h_BSD, at))
+        q_BSHK, k_BSGK, v_BSGK = self.heads(self.qkv(h_BSD, at))
         if self.q_norm is not None and self.k_norm is not None:
-            q_BSHK, k_BSGK = self._normed(self.q_norm, q_BSHK), self._normed(self.k_norm, k_BSGK)
+            q_BSHK, k_BSGK = self.q_norm(q_BSHK).to(h_BSD.dtype), self.k_norm(k_BSGK).to(h_BSD.dtype)
+        return self.attended(q_BSHK, k_BSGK, v_BSGK, at)
+
+    def attended(self, q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, at: At) -> Tensor:
+        """``[B, S, D]``: what these heads add, from queries, keys and values not yet turned."""
+        B, S, H, K = q_BSHK.shape
         if self.rope is not None:
-            cos_SK, sin_SK = (table.to(h_BSD.device) for table in self.rope(S, h_BSD.dtype))
+            cos_SK, sin_SK = (table.to(q_BSHK.device) for table in self.rope(S, q_BSHK.dtype))
             q_BSHK, k_BSGK = rotate(q_BSHK, cos_SK, sin_SK), rotate(k_BSGK, cos_SK, sin_SK)
         y_BHSK = attend(
             q_BSHK.transpose(1, 2),
@@ -166,14 +168,13 @@ class Attention:
             v_BSGK.transpose(1, 2),
             self.kv_of_q_H,
             scale=self.scale,
-            mask=self._mask(S, at, h_BSD.device),
+            mask=self._mask(S, at, q_BSHK.device),
             causal=not self.bidirectional,
             softcap=self.softcap,
         )
-        H = y_BHSK.shape[1]
-        return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
+        return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * K), at)
 
-    def _heads(self, y_BSO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, y_BSO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[B, S, H, K]``, key and value ``[B, S, G, K]``."""
         B, S, O = y_BSO.shape  # noqa: E741
         K = self.head_dim
@@ -182,12 +183,6 @@ class Attention:
             return q_BSHK, k_BSHK, v_BSHK
         q, k, v = (y.view(B, S, size // K, K) for y, size in zip(y_BSO.split(self.sizes, -1), self.sizes, strict=True))
         return q, k, v
-
-    def _normed(self, norm: AnyNorm, x_BSHK: Tensor) -> Tensor:
-        """In the same dtype."""
-        if self.norm_each:
-            return norm(x_BSHK).to(x_BSHK.dtype)
-        return norm(x_BSHK.flatten(-2)).to(x_BSHK.dtype).view(x_BSHK.shape)
 
     def _mask(self, S: int, at: At, device: torch.device) -> Tensor | None:
         """Rows are padded on the right, so causality alone hides the padding, and only a short window needs a mask.

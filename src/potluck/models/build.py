@@ -10,6 +10,7 @@ from torch import Tensor
 from potluck.chain.attention import Attention, kv_heads
 from potluck.chain.embedding import Embedding, ReadRows
 from potluck.chain.heads import AnyHead
+from potluck.chain.joint_norm import JointlyNormedAttention, JointNorm
 from potluck.chain.loss import Head
 from potluck.chain.mlp import GatedMlp, Mlp
 from potluck.chain.piece import Chain, Link, Replicated, Sharded
@@ -213,16 +214,16 @@ class _Builder:
         )
 
     def _norm(self, name: str) -> AnyNorm:
+        """One of a name: attention and MLP may share theirs."""
         d = self.decoder
         if name not in self.norms:
-            self.norms[name] = (
-                self.cutter.layer_norm(name, d.norm_eps)
-                if d.norm == "layer"
-                else self.cutter.norm(name, d.norm_eps, d.norm_offset)
-            )
+            layer = d.norm == "layer"
+            cutter = self.cutter
+            norm = cutter.layer_norm(name, d.norm_eps) if layer else cutter.norm(name, d.norm_eps, d.norm_offset)
+            self.norms[name] = norm
         return self.norms[name]
 
-    def _attention(self, i: int) -> Attention:
+    def _attention(self, i: int) -> Attention | JointlyNormedAttention:
         d, n = self.decoder, self.decoder.names
         K, group = d.head_dim, d.num_heads // d.num_kv_heads
         queries = tuple(share.heads.scaled(K) for share in self.shares)
@@ -238,9 +239,8 @@ class _Builder:
             held = [
                 tuple(joined(q, g.scaled(K, first_k), g.scaled(K, first_v)) for q, g in zip(queries, kv, strict=True))
             ]
-        normed = d.head_norms != "none"
-        q_norm, k_norm = (self._head_norm(i, name) if normed else None for name in n.head_norms)
-        return Attention(
+        q_norm, k_norm = (self._head_norm(i, name) if d.head_norms == "each" else None for name in n.head_norms)
+        attention = Attention(
             qkv=self.cutter.column([d.full_name(i, name) for name in n.qkv], held),
             o=self.cutter.row(d.full_name(i, n.o), queries),
             sizes=(len(queries[self.rank]), len(keys[self.rank]), len(keys[self.rank])),
@@ -250,12 +250,25 @@ class _Builder:
             kv_of_q_H=needed[self.rank][1],
             q_norm=q_norm,
             k_norm=k_norm,
-            norm_each=d.head_norms != "all",
             window=d.layers[i].window,
             softcap=d.attention_softcap,
             by_head=d.by_head,
             bidirectional=d.bidirectional,
         )
+        if d.head_norms != "all":
+            return attention
+        return JointlyNormedAttention(
+            attention, *(self._joint(i, *of) for of in zip(n.head_norms, (queries, keys), strict=True))
+        )
+
+    def _joint(self, i: int, name: str, held: tuple[Ranges, ...]) -> JointNorm:
+        """A norm over all heads; what several devices hold is the last of the one before and the first of the next."""
+        d = self.decoder
+        before = {element for ranges in held[: self.rank] for element in ranges}
+        counted = sum(element not in before for element in held[self.rank])
+        weight_O = self.cutter.cut_norm(d.full_name(i, name), held)
+        first = len(held[self.rank]) - counted
+        return JointNorm(weight_O, slice(first, None), len({e for ranges in held for e in ranges}), d.norm_eps)
 
     def _head_norm(self, i: int, name: str) -> AnyNorm:
         d = self.decoder

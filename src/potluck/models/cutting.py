@@ -111,6 +111,10 @@ class Cutter:
         weight = self._read(f"{name}.weight", None, (), "partial" if per_head else "equal")
         return Norm(weight, eps, offset)
 
+    def cut_norm(self, name: str, held: tuple[Ranges, ...]) -> Tensor:
+        """The weight of a norm over all heads, as far as this device has them."""
+        return self._read(f"{name}.weight", 0, held, _overlaps(held))
+
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """A norm with mean and, where the checkpoint has one, bias."""
         weight = self._read(f"{name}.weight", None, (), "equal")

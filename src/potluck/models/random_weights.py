@@ -74,7 +74,7 @@ def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
         if name in decoder.biased:
             block[f"{name}.bias"] = (out,)
     if decoder.head_norms != "none":
-        normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim,) * 2
+        normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim, decoder.head_dim)
         block |= {f"{norm}.weight": (size,) for norm, size in zip(names.head_norms, normed, strict=True)}
     block |= {name: (D,) for norm in decoder.norm_names() for name in _norm(decoder, norm)}
     ends: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (decoder.vocab_size, D)}

@@ -132,10 +132,6 @@ def make_plan(
         raise BadInput(
             "strategy: 'tensor-uniform' gives even shares; leave out the ratio and 'shares', or use 'tensor'."
         )
-    if world_size > 1 and model.whole_heads:
-        raise BadInput(
-            f"strategy: '{strategy}' is not possible with this model: {model.whole_heads}. Use 'pipeline' or 'data'."
-        )
     by_hand = {} if job.shares is None else job.shares.model_dump()
     totals = {"heads": model.num_heads, "columns": model.intermediate_size, "vocab_rows": model.head_rows}
     cuts = {unit: split_by(_counts(unit, total, ratio, by_hand.get(unit))) for unit, total in totals.items()}

@@ -146,13 +146,6 @@ class Decoder:
         return 2 if self.parallel else 1
 
     @property
-    def whole_heads(self) -> str:
-        """Why attention cannot be cut by heads; empty where it can."""
-        if self.head_norms == "all":
-            return "its queries and keys are normed over all heads together, so that heads cannot be cut apart"
-        return ""
-
-    @property
     def linears(self) -> list[str]:
         """Full names of all linears that can be trained, in order."""
         return [self.full_name(i, name) for i in range(len(self.layers)) for name in self.cuts]
