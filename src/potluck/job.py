@@ -20,6 +20,7 @@ METRICS_FILE = "metrics.jsonl"
 """A line a step, beside a result."""
 
 Format = Literal["auto", "messages", "conversations", "instruction", "prompt", "text", "label"]
+Task = Literal["causal-lm", "sequence-classification", "sequence-regression"]
 
 
 def _listed(value: object) -> object:
@@ -28,6 +29,14 @@ def _listed(value: object) -> object:
 
 def _spelt(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _named(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return value
+    if any(isinstance(name, bool) for name in value):
+        raise ValueError("YAML takes names such as yes, no, on and off for truth values: write them in quotes")
+    return [_spelt(name) for name in value]
 
 
 class _Strict(BaseModel):
@@ -50,6 +59,25 @@ class Data(_Strict):
     """Which tokens have a label: the answers, or the prompts too."""
     max_length: Annotated[int, Field(ge=2)] = 1024
     """Tokens an example may have; longer ones are cut, and dropped if no supervised token is left."""
+    text: str | None = None
+    """Classification and regression: the column of the text; found by its name if left out."""
+    text_pair: str | None = None
+    """The column of a second text, for tasks of pairs."""
+    label: str | None = None
+    """The column of the class, or of the value."""
+    labels: Annotated[list[str], BeforeValidator(_named)] = []
+    """Names of the classes, in the order of their indices; if left out, those found in ``train``, sorted."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        columns = [column for column in (self.text, self.text_pair, self.label) if column is not None]
+        if len(set(columns)) < len(columns):
+            raise ValueError("text, text_pair and label must be different columns")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels names a class twice")
+        if len(self.labels) == 1:
+            raise ValueError("labels names one class only; there must be at least two to tell apart")
+        return self
 
     def own_template(self) -> str | None:
         """Text of the chat template, where ``template`` names a file."""
@@ -120,6 +148,9 @@ class Job(_Strict):
 
     model: str
     """A Hugging Face directory, a hub id, or a .gguf file."""
+    task: Task = "causal-lm"
+    """``causal-lm``: to say the answers; ``sequence-classification``: to name the class of a text, or of a pair of
+    texts; ``sequence-regression``: to give it a value."""
     data: Data = Data()
     output: Path
     """Directory of the result; must be empty or absent unless ``overwrite``."""
@@ -177,11 +208,30 @@ class Job(_Strict):
             raise ValueError("data.train names no examples; only a job with a 'split' section goes without")
         if self.split is not None and self.train == "full":
             raise ValueError("split trains adapters: train: lora")
+        self._check_task()
         for source in self._replaced_sources():
             raise ValueError(
                 f"output {self.output} is or holds {source}, which --overwrite would delete: name another directory"
             )
         return self
+
+    def _check_task(self) -> None:
+        data = self.data
+        if self.task == "causal-lm":
+            if data.text or data.text_pair or data.label or data.labels:
+                raise ValueError(
+                    "data.text, data.text_pair, data.label and data.labels are for task: sequence-classification or "
+                    "sequence-regression"
+                )
+            return
+        if self.split is not None:
+            raise ValueError(f"split trains causal-lm only, not {self.task}: take out 'split', and use potluck tune")
+        if data.format not in ("auto", "label"):
+            raise ValueError(
+                f"data.format: '{data.format}' is for causal-lm; {self.task} reads columns: data.text and data.label"
+            )
+        if self.task == "sequence-regression" and data.labels:
+            raise ValueError("data.labels are classes, and sequence-regression has none")
 
     def _replaced_sources(self) -> Iterator[str]:
         """What the job reads and would delete to make room for its result."""

@@ -88,6 +88,8 @@ class Decoder:
     attention_softcap: float | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    bidirectional: bool = False
+    """Whether each position sees all others."""
 
     @property
     def cuts(self) -> dict[str, Cut]:
