@@ -49,7 +49,7 @@ def score_classifier(
         BadInput: the model or the adapter cannot be used, or there is no example.
     """
     classes = len(data.labels)
-    model = load_classifier(model_dir, adapter, dtype, classes=classes)
+    model = load_classifier(model_dir, adapter, _dtype_for(data, dtype), classes=classes)
     return evaluate_classes(model, examples, classes=classes, batch_size=_BATCH_SIZE, progress=progress)
 
 
@@ -94,7 +94,7 @@ def classify_texts(
         types=tells_texts_apart(config),
     )
     check_vocabulary(examples, decoder.vocab_size)
-    model = load_classifier(model_dir, adapter, dtype, classes=len(data.labels))
+    model = load_classifier(model_dir, adapter, _dtype_for(data, dtype), classes=len(data.labels))
     said: list[str] = []
     for start in range(0, len(examples), _BATCH_SIZE):
         logits_BC = logits_of(model, examples[start : start + _BATCH_SIZE])
@@ -103,3 +103,8 @@ def classify_texts(
         else:
             said += [f"{value:.6g}" for value in logits_BC[:, 0].tolist()]
     return said
+
+
+def _dtype_for(data: Data, dtype: torch.dtype) -> torch.dtype:
+    """Values are told with more digits than bfloat16 has; a class is the same for all that."""
+    return dtype if data.labels else torch.promote_types(dtype, torch.float32)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,21 +67,27 @@ def _as_trained(directory: Path) -> tuple[Data, Task]:
     if (job_file := directory / JOB_FILE).exists():
         job = load_job(job_file)
         return job.data, job.task
-    if (directory / "config.json").exists() and not (directory / "adapter_config.json").exists():
-        config = read_config(directory)
-        if any(name.endswith("ForSequenceClassification") for name in config.architectures or []):
-            names = [str(name) for name in (config.id2label or {}).values()]
+    if not (directory / "adapter_config.json").exists():
+        config = _json_of(directory / "config.json")
+        if any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+            names = read_config(directory).id2label or {}
             if len(names) > 1:
-                return Data(train=["-"], labels=names), "sequence-classification"
+                return Data(train=["-"], labels=[str(name) for name in names.values()]), "sequence-classification"
             return Data(train=["-"]), "sequence-regression"
     return Data(train=["-"], format="prompt"), "causal-lm"
 
 
-def _base_of(adapter_config: Path) -> str:
+def _json_of(file: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
     try:
-        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        base = None
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _base_of(adapter_config: Path) -> str:
+    base = _json_of(adapter_config).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise BadInput(f"{adapter_config} does not name its base model ('base_model_name_or_path').")
     return base

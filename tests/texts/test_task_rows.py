@@ -8,7 +8,8 @@ from one_example import data
 from bert_tokenizer import bert_tokenizer
 from potluck.errors import BadInput
 from potluck.texts.labelled import Labelled
-from potluck.texts.task_rows import check_readable, encode_for_task, read_for, with_classes, with_columns
+from potluck.texts.readable import check_readable
+from potluck.texts.task_rows import encode_for_task, read_for, with_classes, with_columns
 
 
 def test_the_same_file_for_two_tasks(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from potluck.pool.local import check_pace, threads_of
 from potluck.pool.machine import machine_of
 from potluck.pool.process import Event
 from potluck.pool.spec import assigned_spec
-from potluck.texts.task_rows import check_readable
+from potluck.texts.readable import check_readable
 
 
 @dataclass(frozen=True)

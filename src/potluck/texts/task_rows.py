@@ -5,12 +5,11 @@ from dataclasses import asdict
 
 from transformers import PreTrainedTokenizerBase
 
-from potluck.errors import BadInput
 from potluck.job import Data, Task
 from potluck.texts.encode import Encoded, encode
 from potluck.texts.encode_labelled import Reads, encode_labelled
 from potluck.texts.labelled import Labelled, check_alike, classes_of, read_labelled
-from potluck.texts.rows import Row, read_rows, records_of
+from potluck.texts.rows import Row, read_rows
 
 TaskRow = Row | Labelled
 
@@ -30,21 +29,6 @@ def read_for(task: Task, sources: Sequence[str], data: Data, *, others: bool = F
     if task == "causal-lm":
         return read_rows(sources, data.format)
     return read_labelled(sources, data, task, others=others)
-
-
-def check_readable(sources: Sequence[str]) -> None:
-    """See whether sources can be read before their task is known; which columns it wants, a job may say.
-
-    Raises:
-        BadInput: a source cannot be read, or holds what no task could use.
-    """
-    for source in sources:
-        try:
-            read_rows([source], "auto")
-        except BadInput:
-            records = [record for _, record in records_of(source)]
-            if not records or not all(isinstance(record, dict) and len(record) > 1 for record in records):
-                raise
 
 
 def with_classes(data: Data, rows: Sequence[TaskRow]) -> Data:
