@@ -51,3 +51,37 @@ def test_what_a_job_reads_is_not_overwritten(field: str, tmp_path: Path) -> None
     with pytest.raises(BadInput, match=r"holds .*inside, which --overwrite would delete"):
         parse_job(content)
     assert parse_job({**content, "output": str(tmp_path / "other")}).overwrite
+
+
+def classified(**data: object) -> dict[str, object]:
+    named = {"train": "a.csv", **data}
+    return {"model": "m", "task": "sequence-classification", "data": named, "output": "out"}
+
+
+def test_labels_are_names(tmp_path: Path) -> None:
+    assert parse_job(classified(labels=[1, 0, "b"])).data.labels == ["1", "0", "b"]
+    job = parse_job(classified(labels=["yes", "no", "0"], text="body", label="spam"))
+    (tmp_path / "saved.yaml").write_text(dump_job(job), encoding="utf-8")
+    assert load_job(tmp_path / "saved.yaml") == job
+    file = tmp_path / "job.yaml"
+    file.write_text("model: m\ntask: sequence-classification\ndata: {train: a.csv, labels: [yes, no]}\noutput: out\n")
+    with pytest.raises(BadInput, match=r"data\.labels: .*write them in quotes"):
+        load_job(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": {"train": "a.csv", "labels": ["a", "a"]}}, "names a class twice"),
+        ({"data": {"train": "a.csv", "labels": ["a"]}}, "at least two"),
+        ({"data": {"train": "a.csv", "text": "a", "label": "a"}}, "must be different columns"),
+        ({"data": {"train": "a.csv", "format": "messages"}}, "data.format: 'messages' is for causal-lm"),
+        ({"task": "causal-lm", "data": {"train": "a.csv", "text": "a"}}, "are for task: sequence-classification"),
+        ({"task": "sequence-regression", "data": {"train": "a.csv", "labels": ["a", "b"]}}, "has none"),
+        ({"split": {}}, "split trains causal-lm only, not sequence-classification"),
+        ({"task": "token-classification"}, "task: Input should be 'causal-lm'"),
+    ],
+)
+def test_tasks_that_do_not_fit(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        parse_job(classified() | change)

@@ -14,6 +14,7 @@ from potluck.errors import BadInput, DeviceLost, PotluckError, SaveFailed
 if TYPE_CHECKING:
     from potluck.job import Data, Job, Lora, Shares, Split, load_job
     from potluck.models.evaluate import Scores
+    from potluck.models.evaluate_classes import ClassScores
     from potluck.pool.crew import Gathering, Manners
     from potluck.pool.join import Guest, join
     from potluck.pool.listener import Listener
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadInput",
+    "ClassScores",
     "Client",
     "Data",
     "DeviceLost",
@@ -69,6 +71,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ClassScores": "potluck.models.evaluate_classes",
     "Client": "potluck.split.client",
     "Data": "potluck.job",
     "Gathering": "potluck.pool.crew",

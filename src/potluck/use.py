@@ -4,20 +4,25 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from potluck.classify import classify_texts, has_classifier, score_classifier
 from potluck.errors import BadInput
-from potluck.job import JOB_FILE, Data, Format, load_job
+from potluck.job import JOB_FILE, Data, Format, Task, load_job
 from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
-from potluck.models.families import read_config
+from potluck.models.evaluate_classes import ClassScores
+from potluck.models.families import decoder_of, read_config
 from potluck.models.merge import merge
 from potluck.models.precision import choose_dtype, torch_dtype
+from potluck.models.reading import reads_of, tells_texts_apart
 from potluck.models.source import resolve
 from potluck.texts.batch import Example
-from potluck.texts.encode import encode, encode_prompt, stop_ids
-from potluck.texts.rows import Row, read_rows
+from potluck.texts.encode import encode_prompt, stop_ids
+from potluck.texts.labelled import Labelled
+from potluck.texts.task_rows import TaskRow, encode_for_task, read_for
 from potluck.texts.tokenizer import load_tokenizer
 from potluck.texts.vocabulary import check_vocabulary
 
@@ -33,7 +38,8 @@ class Trained:
     adapter: Path | None
     """The adapter; None if the result is a plain checkpoint."""
     data: Data
-    """How its prompts were written."""
+    """How its prompts were written; the columns and the classes of a classifier."""
+    task: Task
 
 
 def open_result(directory: Path) -> Trained:
@@ -44,47 +50,82 @@ def open_result(directory: Path) -> Trained:
     """
     if not directory.is_dir():
         raise BadInput(f"There is no directory {directory}; expected the output of 'potluck tune'.")
-    job_file = directory / JOB_FILE
-    data = load_job(job_file).data if job_file.exists() else Data(train=["-"], format="prompt")
+    data, task = _as_trained(directory)
     adapter_config = directory / "adapter_config.json"
     if adapter_config.exists():
         own_template = directory / TEMPLATE_FILE
         if data.template not in ("auto", "chatml") and own_template.is_file():
             data = data.model_copy(update={"template": str(own_template)})  # what it was copied from may be gone
-        return Trained(base=resolve(_base_of(adapter_config)), adapter=directory, data=data)
+        return Trained(base=resolve(_base_of(adapter_config)), adapter=directory, data=data, task=task)
     if (directory / "config.json").exists():
-        return Trained(base=directory, adapter=None, data=data)
+        return Trained(base=directory, adapter=None, data=data, task=task)
     raise BadInput(f"{directory} holds neither an adapter (adapter_config.json) nor a model (config.json).")
 
 
-def _base_of(adapter_config: Path) -> str:
+def _as_trained(directory: Path) -> tuple[Data, Task]:
+    """How a result's texts were written, and its task: by the job beside it, or else by its configuration."""
+    if (job_file := directory / JOB_FILE).exists():
+        job = load_job(job_file)
+        return job.data, job.task
+    if not (directory / "adapter_config.json").exists():
+        config = _json_of(directory / "config.json")
+        if any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+            names = read_config(directory).id2label or {}
+            if len(names) > 1:
+                return Data(train=["-"], labels=[str(name) for name in names.values()]), "sequence-classification"
+            return Data(train=["-"]), "sequence-regression"
+    return Data(train=["-"], format="prompt"), "causal-lm"
+
+
+def _json_of(file: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
     try:
-        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        base = None
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _base_of(adapter_config: Path) -> str:
+    base = _json_of(adapter_config).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise BadInput(f"{adapter_config} does not name its base model ('base_model_name_or_path').")
     return base
 
 
 def generate(
-    directory: Path | str, prompts: Sequence[str], *, max_new_tokens: int = 128, format: Format = "auto"
+    directory: Path | str,
+    prompts: Sequence[str],
+    *,
+    pairs: Sequence[str] | None = None,
+    max_new_tokens: int = 128,
+    format: Format = "auto",
 ) -> list[str]:
-    """Answer prompts with a result; the most likely token each time.
+    """Answer prompts with a result; the most likely token each time, or the most likely class (or the value).
 
     Args:
         directory: an adapter or a checkpoint, as ``tune`` leaves it.
-        prompts: each is one user message where the training data were chats, else the text to go on from.
+        prompts: each is one user message where the training data were chats, else the text to go on from, or to
+            classify.
+        pairs: for each prompt the second text, where pairs are classified.
         max_new_tokens: the longest answer.
         format: how the training data were written; ``auto`` is what the job beside the result says.
 
     Raises:
         BadInput: the result or its base model cannot be used, or the format is not known.
         TypeError: ``prompts`` is one string.
+        ValueError: ``pairs`` are not as many as ``prompts``.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, str) or isinstance(pairs, str):
         raise TypeError("prompts is one string; give a list of prompts")
+    if pairs is not None and len(pairs) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts and {len(pairs)} second texts")
     trained = open_result(Path(directory))
+    if trained.task != "causal-lm":
+        dtype = inference_dtype(trained.base)
+        return classify_texts(trained.base, trained.adapter, trained.data, prompts, pairs, dtype)
+    if pairs is not None:
+        raise BadInput(f"{directory} goes on from one text; a second one (--pair) is for what was trained on pairs.")
     data = trained.data if format == "auto" else trained.data.model_copy(update={"format": format})
     return answer(trained.base, trained.adapter, data, prompts, max_new_tokens=max_new_tokens)
 
@@ -106,10 +147,11 @@ def answer(
 
 def evaluate_result(
     directory: Path | str, data: Sequence[str], *, progress: Callable[[int, int], None] | None = None
-) -> tuple[Scores | None, Scores]:
+) -> tuple[Scores | None, Scores] | tuple[ClassScores | None, ClassScores]:
     """Score a result on examples, and what it was made from: ``(before, after)``.
 
-    ``before`` is None for a plain checkpoint, whose origin is not part of it.
+    ``before`` is None for a plain checkpoint, whose origin is not part of it, and for a classifier whose base model
+    had no head yet.
 
     Raises:
         BadInput: the result or the data cannot be used.
@@ -118,11 +160,16 @@ def evaluate_result(
     if isinstance(data, str):
         raise TypeError("data is one string; give a list of sources")
     trained = open_result(Path(directory))
-    examples = encode_for(trained.base, read_rows(data, "auto"), trained.data)
+    written = trained.data.model_copy(update={"format": "auto"})
+    examples = encode_for(trained.base, read_for(trained.task, data, written, others=True), trained.data)
     dtype = inference_dtype(trained.base)
-    after = score(trained.base, trained.adapter, examples, dtype, progress=progress)
-    before = score(trained.base, None, examples, dtype, progress=progress) if trained.adapter else None
-    return before, after
+    if trained.task == "causal-lm":
+        after = score(trained.base, trained.adapter, examples, dtype, progress=progress)
+        return score(trained.base, None, examples, dtype, progress=progress) if trained.adapter else None, after
+    judged = score_classifier(trained.base, trained.adapter, examples, dtype, trained.data, progress=progress)
+    if trained.adapter is None or not has_classifier(trained.base):
+        return None, judged
+    return score_classifier(trained.base, None, examples, dtype, trained.data, progress=progress), judged
 
 
 def merge_result(directory: Path | str, output: Path | str, *, overwrite: bool = False) -> None:
@@ -158,14 +205,22 @@ def score(
     )
 
 
-def encode_for(model_dir: Path, rows: Sequence[Row], data: Data) -> list[Example]:
-    """Rows as examples for a model.
+def encode_for(model_dir: Path, rows: Sequence[TaskRow], data: Data) -> list[Example]:
+    """Rows as examples for a model; texts to be classified are cut to the positions it has.
 
     Raises:
-        BadInput: no example is left, or one holds a token that the model does not have.
+        BadInput: no example is left, one holds a token that the model does not have, or a label is none of those that
+            ``data`` names.
     """
-    examples = encode(rows, load_tokenizer(model_dir), data).examples
-    check_vocabulary(examples, int(read_config(model_dir).get_text_config().vocab_size))
+    config = read_config(model_dir)
+    if any(isinstance(row, Labelled) for row in rows):
+        most = decoder_of(config).max_positions
+        data = data.model_copy(update={"max_length": min(data.max_length, most)})
+        reads, types = reads_of(config), tells_texts_apart(config)
+    else:
+        reads, types = "last", False
+    examples = encode_for_task(rows, load_tokenizer(model_dir), data, reads=reads, types=types).examples
+    check_vocabulary(examples, int(config.get_text_config().vocab_size))
     return examples
 
 

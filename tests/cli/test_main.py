@@ -161,5 +161,5 @@ def test_json_is_the_last_line_of_stdout(
     monkeypatch.setattr(use, "generate", lambda directory, prompts, **options: [f"{prompts[0]} é {options}"])
     assert run(monkeypatch, "generate", str(tmp_path), "hello", "--max-new-tokens", "3", "--json") == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    expected = "hello é {'max_new_tokens': 3, 'format': 'auto'}"
+    expected = "hello é {'pairs': None, 'max_new_tokens': 3, 'format': 'auto'}"
     assert json.loads(last) == {"prompt": "hello", "answer": expected}

@@ -5,6 +5,7 @@ import pytest
 
 from potluck.chain.ranges import Ranges
 from potluck.errors import PotluckError
+from potluck.models.evaluate_classes import ClassScores
 from potluck.pool.plan import DeviceShare, Plan
 from potluck.pool.result import Evaluated, Tally
 
@@ -15,6 +16,8 @@ PLAN = Plan(
         DeviceShare("device-1", Ranges.of(6, 9), Ranges.of(1024, 1536), Ranges.of(40_000, 49_152)),
     ),
 )
+
+NO_CLASSES = {"f1": None, "matthews": None, "pearson": None, "spearman": None}
 
 
 def step(number: int, step_s: float, loss: float) -> dict[str, object]:
@@ -46,8 +49,8 @@ def test_the_sum_of_a_run() -> None:
         "tokens_per_s": pytest.approx(50.0),
         "loss_first": 3.0,
         "loss_last": 1.5,
-        "eval_before": {"accuracy": 0.0, "loss": 4.0},
-        "eval_after": {"accuracy": 0.75, "loss": 1.0},
+        "eval_before": {"accuracy": 0.0, "loss": 4.0, **NO_CLASSES},
+        "eval_after": {"accuracy": 0.75, "loss": 1.0, **NO_CLASSES},
         "adapter": "out/adapter",
         "predicted_step_s": 0.9,
         "prediction_error": pytest.approx(-0.1),
@@ -85,7 +88,16 @@ def test_the_sum_of_a_run() -> None:
     lines = [json.loads(line) for line in metrics.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["step", "step", "step", "eval"]
     assert lines[1]["loss"] == 2.0
-    assert lines[3]["after"] == {"accuracy": 0.75, "loss": 1.0}
+    assert lines[3]["after"] == {"accuracy": 0.75, "loss": 1.0, **NO_CLASSES}
+
+
+def test_scores_of_a_new_classifier_are_those_after() -> None:
+    metrics = io.StringIO()
+    scores = ClassScores(0.25, accuracy=0.9, f1=0.8, matthews=0.7, pearson=None, spearman=None, examples=10)
+    Tally(metrics).scored(None, Evaluated.of(scores))
+    line = json.loads(metrics.getvalue())
+    after = {"loss": 0.25, "accuracy": 0.9, "f1": 0.8, "matthews": 0.7, "pearson": None, "spearman": None}
+    assert line == {"event": "eval", "before": None, "after": after}
 
 
 def test_stages_and_speeds_are_told() -> None:

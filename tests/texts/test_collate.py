@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.texts.batch import Example
-from potluck.texts.collate import collate
+from potluck.texts.collate import collate, values_of
 
 
 def example(ids: list[int], supervised: list[bool]) -> Example:
@@ -48,3 +48,32 @@ def test_targets_follow_positions_row_by_row(rows: list[Example]) -> None:
 def test_no_example_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         collate([])
+
+
+def labelled(ids: list[int], label: float, reads_at: int, types: tuple[int, ...] | None = None) -> Example:
+    return Example(tuple(ids), (False,) * len(ids), "x:1", len(ids), None, label, reads_at, types)
+
+
+def test_labels_of_classes() -> None:
+    batch = collate([labelled([2, 7, 3], 1, 0), labelled([2, 3], 0, 0, (0, 1))])
+    assert batch.layout.lengths == (3, 2)
+    assert batch.layout.positions == ((0,), (0,))
+    assert batch.targets_N.tolist() == [1, 0]
+    assert batch.targets_N.dtype == torch.int64
+    assert batch.types_BS is not None
+    assert batch.types_BS.tolist() == [[0, 0, 0], [0, 1, 0]]
+    assert collate([labelled([2, 3], 0, 1)]).types_BS is None
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_values_travel_as_bits(values: list[float]) -> None:
+    batch = collate([labelled([2, 3], value, 1) for value in values])
+    assert batch.targets_N.dtype == torch.int64
+    assert batch.layout.positions == ((1,),) * len(values)
+    moved = batch.targets_N[torch.arange(len(values)).flip(0)]
+    assert values_of(moved).tolist() == values[::-1]
+
+
+def test_examples_of_two_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match="all together, or none"):
+        collate([labelled([2, 3], 1, 0), example([4, 5], [False, True])])

@@ -15,20 +15,15 @@ def command(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Score an adapter on examples: loss, perplexity, and exact-match accuracy; before and after training."""
-    from rich.table import Table
+    """Score an adapter on examples, before and after training.
 
+    Of answers: loss, perplexity and exact-match accuracy. Of classes: loss, accuracy, F1 and Matthews correlation. Of
+    values: squared error, Pearson and Spearman correlation.
+    """
+    from potluck.report.scores import scores_table
     from potluck.use import evaluate_result
 
     before, after = evaluate_result(adapter, data)
-    table = Table()
-    for column in ("", "loss", "perplexity", "accuracy", "examples", "target tokens"):
-        table.add_column(column, justify="right" if column else "left")
-    for when, scores in (("before", before), ("after", after)):
-        if scores is not None:
-            accuracy = "-" if scores.accuracy is None else f"{scores.accuracy:.3f}"
-            counts = (f"{scores.examples:,}", f"{scores.target_tokens:,}")
-            table.add_row(when, f"{scores.loss:.4f}", f"{scores.perplexity:.2f}", accuracy, *counts)
-    console(as_json).print(table)
+    console(as_json).print(scores_table([("before", before), ("after", after)]))
     if as_json:
         print_json({"before": asdict(before) if before else None, "after": asdict(after)})

@@ -6,17 +6,16 @@ The result of a training is judged by what everybody else would load, so this sh
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
-from potluck.models.adapter import read_tensors
-from potluck.models.generate import continuations, ends_of_answers, generate_text, inner_model, quiet, stop_ids
+from potluck.models.generate import continuations, ends_of_answers, generate_text, inner_model, stop_ids
+from potluck.models.inference import load_for_inference
 from potluck.texts.batch import Example
 
 __all__ = ["Scores", "evaluate", "generate_text", "load_for_inference"]
@@ -37,24 +36,6 @@ class Scores:
     """Part of the answers that greedy generation says exactly; None if no example has an answer, or not asked for."""
     examples: int
     target_tokens: int
-
-
-def load_for_inference(model_dir: Path, adapter: Path | None, dtype: torch.dtype) -> PreTrainedModel:
-    """A model with stock transformers, and its adapter with stock peft (then a ``PeftModel``), in eval mode.
-
-    Raises:
-        BadInput: the model cannot be loaded, or the adapter is not wholly one of this model.
-    """
-    with quiet():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise BadInput(f"{model_dir} cannot be loaded: {_one_line(error)}.") from error
-        if adapter is not None:
-            model = _with_adapter(model, adapter).to(dtype)
-    model.requires_grad_(False)
-    evaluated: PreTrainedModel = model.eval()  # type: ignore[no-untyped-call]
-    return evaluated
 
 
 def evaluate(
@@ -90,7 +71,7 @@ def evaluate(
             progress(done, total)
 
     loss, targets = 0.0, 0
-    for batch in _batches(examples, batch_size, lambda example: len(example.ids)):
+    for batch in by_length(examples, batch_size, lambda example: len(example.ids)):
         batch_loss, batch_targets = _loss_sum(model, batch)
         loss, targets = loss + batch_loss, targets + batch_targets
         advance(len(batch))
@@ -98,7 +79,7 @@ def evaluate(
         raise BadInput("There is nothing to evaluate: no example has a target token.")
     correct = 0
     stops = stop_ids(model, tokenizer) | ends_of_answers(tokenizer, answered)
-    for batch in _batches(answered, batch_size, lambda example: example.prompt_length):
+    for batch in by_length(answered, batch_size, lambda example: example.prompt_length):
         answers = [(example.answer or "").strip() for example in batch]
         longest = max(
             *(len(tokenizer.encode(answer, add_special_tokens=False)) for answer in answers),
@@ -118,25 +99,8 @@ def evaluate(
     )
 
 
-def _with_adapter(model: PreTrainedModel, adapter: Path) -> Any:
-    from peft import PeftModel, get_peft_model_state_dict
-
-    stored = read_tensors(adapter)
-    try:
-        adapted = PeftModel.from_pretrained(model, adapter)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise BadInput(f"{adapter} does not fit the model: {_one_line(error)}.") from error
-    trained = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    expected = {name.removeprefix("base_model.model.") for name in trained}
-    odd = sorted(expected ^ {name for name in stored if ".base_layer." not in name})
-    if odd:  # peft only warns of these
-        what = "lacks" if odd[0] in expected else "holds, beyond what the model has,"
-        raise BadInput(f"{adapter} does not fit the model: it {what} {odd[0]}.")
-    return adapted
-
-
-def _batches(examples: Sequence[Example], size: int, length: Callable[[Example], int]) -> Iterator[Sequence[Example]]:
-    """Similar lengths together, longest first, so that running out of memory shows at once."""
+def by_length(examples: Sequence[Example], size: int, length: Callable[[Example], int]) -> Iterator[Sequence[Example]]:
+    """Batches of ``size``: similar lengths together, longest first, so that running out of memory shows at once."""
     ordered = sorted(examples, key=length, reverse=True)
     return (ordered[at : at + size] for at in range(0, len(ordered), size))
 
@@ -174,7 +138,3 @@ def _logits(base: Any, hidden_ND: Tensor) -> Tensor:
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
         logits_NV = torch.tanh(logits_NV / cap) * cap
     return logits_NV
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:300]

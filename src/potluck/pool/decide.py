@@ -49,8 +49,8 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
     """
     decoder = decoder_for(config, job)
     if not crew.measured:
-        shape = config.get_text_config()
-        job = job.model_copy(update={"dtype": choose_dtype(job.dtype, shape.hidden_size, shape.intermediate_size)})
+        dtype = choose_dtype(job.dtype, decoder.hidden_size, decoder.intermediate_size)
+        job = job.model_copy(update={"dtype": dtype})
         return Decision(job, make_plan(job, config, crew.names))
     listener.tell(f"Measuring {len(crew.names)} devices.")
     profiles, longest = _measured(job, config, examples, crew)

@@ -18,7 +18,7 @@ from potluck.pool.local import check_pace, threads_of
 from potluck.pool.machine import machine_of
 from potluck.pool.process import Event
 from potluck.pool.spec import assigned_spec
-from potluck.texts.rows import read_rows
+from potluck.texts.readable import check_readable
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def join(
     invitation = Invite.decode(invite)
     data = tuple(str(Path(source).absolute()) if Path(source).exists() else source for source in guest.data)
     if data:
-        read_rows(list(data), "auto")  # what cannot be read is refused before anybody waits for it
+        check_readable(data)  # what cannot be read is refused before anybody waits for it
     address = address_towards(invitation.host)
     threads = threads_of(guest.threads, nice=guest.nice, paced=guest.pace is not None)
     tell(f"Joining the pool at {invitation.host} as {name}.")

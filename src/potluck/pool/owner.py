@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.job import Job
+from potluck.models.families import read_config
+from potluck.models.reading import reads_of, tells_texts_apart
 from potluck.texts.batch import Batch, Example
 from potluck.texts.collate import collate
-from potluck.texts.encode import Encoded, encode
+from potluck.texts.encode import Encoded
 from potluck.texts.order import Order, micro_batches
-from potluck.texts.rows import read_rows
+from potluck.texts.task_rows import encode_for_task, read_for, with_classes
 from potluck.texts.tokenizer import load_tokenizer
 from potluck.texts.vocabulary import check_vocabulary
 
@@ -16,11 +18,18 @@ from potluck.texts.vocabulary import check_vocabulary
 def read_training_data(job: Job, model_dir: Path, *, vocab_size: int, max_positions: int) -> Encoded:
     """The job's examples, none longer than the model's positions.
 
+    Columns may be called otherwise than in the job: those of the coordinator's data are right, or it would have been
+    refused, and a guest's data have their own names.
+
     Raises:
         BadInput: the data cannot be read or encoded, no example is left, or the model lacks a token.
     """
-    data = job.data.model_copy(update={"max_length": min(job.data.max_length, max_positions)})
-    encoded = encode(read_rows(data.train, data.format), load_tokenizer(model_dir), data)
+    config = read_config(model_dir)
+    rows = read_for(job.task, job.data.train, job.data, others=True)
+    data = with_classes(job.data, rows).model_copy(update={"max_length": min(job.data.max_length, max_positions)})
+    encoded = encode_for_task(
+        rows, load_tokenizer(model_dir), data, reads=reads_of(config), types=tells_texts_apart(config)
+    )
     check_vocabulary(encoded.examples, vocab_size)
     return encoded
 

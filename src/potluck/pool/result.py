@@ -1,12 +1,13 @@
 """What a training run is judged by: its steps, told as JSON lines while it runs and summed up at the end."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from potluck.errors import PotluckError
+from potluck.models.evaluate_classes import ClassScores
 from potluck.pool.plan import Plan
 
 
@@ -15,9 +16,20 @@ class Evaluated:
     """Scores on the held-out examples."""
 
     accuracy: float | None
-    """Exact match of greedy generation; None where the examples have no answers."""
+    """Exact match of greedy generation, or the part of the texts whose class is right; None where the examples have
+    neither answers nor classes."""
     loss: float
-    """Mean cross-entropy of the target tokens, in nats."""
+    """Mean cross-entropy of the target tokens or of the classes, in nats; of values, the mean squared error."""
+    f1: float | None = None
+    """These are of classes and of values: see :class:`potluck.models.evaluate_classes.ClassScores`."""
+    matthews: float | None = None
+    pearson: float | None = None
+    spearman: float | None = None
+
+    @classmethod
+    def of(cls, scores: ClassScores) -> Self:
+        """The scores of a classifier."""
+        return cls(**{field.name: getattr(scores, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -100,9 +112,9 @@ class Tally:
         elif event["event"] == "finished":
             self._peak_rss_mib[event["rank"]] = event["peak_rss_mib"]
 
-    def scored(self, before: Evaluated, after: Evaluated) -> None:
-        """Add the scores to the metrics."""
-        self._write({"event": "eval", "before": asdict(before), "after": asdict(after)})
+    def scored(self, before: Evaluated | None, after: Evaluated) -> None:
+        """Add the scores to the metrics; there are none before where a classifier was new."""
+        self._write({"event": "eval", "before": None if before is None else asdict(before), "after": asdict(after)})
 
     def result(
         self,

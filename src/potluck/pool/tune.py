@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
+from potluck.classify import has_classifier, in_order_of, score_classifier
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE, METRICS_FILE, Job, dump_job
 from potluck.models.families import decoder_of, read_config
@@ -22,7 +23,8 @@ from potluck.pool.plan import Plan, make_plan, parse_devices
 from potluck.pool.ranks import Launch, Ranks
 from potluck.pool.result import Evaluated, Result, Tally
 from potluck.texts.batch import Example
-from potluck.texts.rows import Row, read_rows
+from potluck.texts.labelled import Labelled
+from potluck.texts.task_rows import TaskRow, read_for, with_classes, with_columns
 from potluck.use import encode_for, score
 
 
@@ -71,11 +73,14 @@ def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: M
         world_size = ranks.launch.world_size
         check_devices(job, world_size, f"the launcher, which started {world_size} ranks,")
     check_output(job.output, job.overwrite)
-    train_rows = read_rows(job.data.train, job.data.format)  # the device that owns them reads them again
-    eval_rows = read_rows(job.data.eval, job.data.format)
-    job = resolved(job, [*train_rows, *eval_rows])
+    train_rows = read_for(job.task, job.data.train, job.data)  # the device that owns them reads them again
+    eval_rows = read_for(job.task, job.data.eval, job.data)
+    classes_named = bool(job.data.labels)
+    job = resolved(job, train_rows, eval_rows)
     model_dir = resolve(job.model, tell=listener.tell)
     config = read_config(model_dir)
+    if job.task == "sequence-classification" and not classes_named and has_classifier(model_dir):
+        job = job.model_copy(update={"data": in_order_of(config, job.data)})
     if job.train == "lora":
         match_targets(job.lora.targets, decoder_of(config).linears)  # refused here, before anything slow
     if gathering is None and ranks is None:
@@ -87,7 +92,7 @@ def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: M
         decision = decide(job, config, examples, crew, listener)
         job, plan = decision.job, decision.plan
         listener.planned(plan)
-        before = _score("before", model_dir, None, held_out, job, listener)
+        before = _before(model_dir, held_out, job, listener)
         with (
             replace_directory(job.output, job.overwrite) as result_dir,
             (result_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics,
@@ -99,7 +104,7 @@ def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: M
                 after = _score("after", result_dir, None, held_out, job, listener)
             else:
                 after = _score("after", model_dir, result_dir, held_out, job, listener)
-            if before is not None and after is not None:
+            if after is not None:
                 tally.scored(before, after)
     predicted_step_s = None if decision.prediction is None else decision.prediction.step_s
     return tally.result(plan, job.output, before=before, after=after, predicted_step_s=predicted_step_s)
@@ -120,10 +125,17 @@ def _crew(
     return nullcontext(LocalCrew(len(parse_devices(job.devices)), job.threads, manners))
 
 
-def resolved(job: Job, rows: Sequence[Row]) -> Job:
-    """The job with paths that hold from anywhere, and with the format of its rows where they have one in common."""
-    formats = {row.format for row in rows}
-    data = job.data.model_copy(
+def resolved(job: Job, train_rows: Sequence[TaskRow], eval_rows: Sequence[TaskRow]) -> Job:
+    """The job with paths that hold from anywhere, and with what its rows say of themselves.
+
+    That is their format or their columns, where they have them in common, and the classes of the training rows.
+
+    Raises:
+        BadInput: the training rows have one class, or some rows have a second text and others have none.
+    """
+    rows = [*train_rows, *eval_rows]
+    formats = {row.format for row in rows if not isinstance(row, Labelled)}
+    data = with_classes(with_columns(job.data, rows), train_rows).model_copy(
         update={
             "train": [_absolute(source) for source in job.data.train],
             "eval": [_absolute(source) for source in job.data.eval],
@@ -152,15 +164,26 @@ def _train(
     crew.run("train", job, fields, on_event)
 
 
+def _before(model_dir: Path, held_out: list[Example], job: Job, listener: Listener) -> Evaluated | None:
+    """Scores before training; a classifier that the model does not have yet would only guess."""
+    if held_out and job.task != "causal-lm" and not has_classifier(model_dir):
+        listener.tell(f"The model has no head for {job.task} yet: there is nothing to score before training.")
+        return None
+    return _score("before", model_dir, None, held_out, job, listener)
+
+
 def _score(
     when: str, model_dir: Path, adapter: Path | None, held_out: list[Example], job: Job, listener: Listener
 ) -> Evaluated | None:
     if not held_out:
         return None
     listener.tell(f"Scoring {len(held_out):,} held-out examples {when} training.")
-    dtype = torch_dtype(job.dtype)
-    scores = score(model_dir, adapter, held_out, dtype, progress=partial(listener.scoring, when))
+    dtype, progress = torch_dtype(job.dtype), partial(listener.scoring, when)
+    if job.task == "causal-lm":
+        scores = score(model_dir, adapter, held_out, dtype, progress=progress)
+        evaluated = Evaluated(accuracy=scores.accuracy, loss=scores.loss)
+    else:
+        evaluated = Evaluated.of(score_classifier(model_dir, adapter, held_out, dtype, job.data, progress=progress))
     gc.collect()  # the model's memory is the devices' now
-    evaluated = Evaluated(accuracy=scores.accuracy, loss=scores.loss)
     listener.scored(when, evaluated)
     return evaluated

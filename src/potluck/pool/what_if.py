@@ -14,7 +14,7 @@ from potluck.models.families.decoder import Decoder
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
 from potluck.pool.measured_work import config_fields, config_of
 from potluck.pool.profile import Link, Profile, Work, read_profile
-from potluck.texts.rows import read_rows
+from potluck.texts.task_rows import read_for
 
 DEFAULT_LINK, DEFAULT_LATENCY = "1gbit", "0.3ms"
 _OF_THE_WIRE = 0.94  # what Ethernet, IP and TCP headers leave of it
@@ -148,7 +148,9 @@ def _half_batch_rows(job: Job, measured: int) -> int:
     micro_rows = min(job.micro_batch_size or job.batch_size, job.batch_size)
     rows = math.ceil(micro_rows / job.half_batches)
     if measured < rows and all(Path(source).is_file() for source in job.data.train):
-        rows = math.ceil(min(micro_rows, len(read_rows(job.data.train, job.data.format))) / job.half_batches)
+        rows = math.ceil(
+            min(micro_rows, len(read_for(job.task, job.data.train, job.data, others=True))) / job.half_batches
+        )
     return rows
 
 

@@ -12,6 +12,7 @@ from potluck.pool.listener import Listener
 from potluck.pool.plan import Plan
 from potluck.pool.result import Evaluated
 from potluck.report.plans import candidates_table, impossible, predicted_table
+from potluck.report.scores import in_words
 from potluck.report.screen import Screen
 from potluck.report.tables import plan_table
 
@@ -60,9 +61,8 @@ class Live(Screen, Listener):
 
     def scored(self, when: str, scores: Evaluated) -> None:
         """Show the scores."""
-        accuracy = "" if scores.accuracy is None else f"accuracy {scores.accuracy:.2f}, "
         self.finish()
-        self.tell(f"Held-out examples {when} training: {accuracy}loss {scores.loss:.3f}.")
+        self.tell(f"Held-out examples {when} training: {in_words(scores)}.")
 
     def event(self, event: Event) -> None:
         """Show an event of a device."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from potluck.errors import BadInput
 from potluck.job import Format
+from potluck.texts.values import checked_text, keys_of, kind_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ _ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-_JSON_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
 def parse_record(record: object, format: Format, where: str) -> Row:
@@ -97,9 +97,9 @@ def parse_record(record: object, format: Format, where: str) -> Row:
         BadInput: the record is not an object, lacks the format's keys, or a value has the wrong type.
     """
     if isinstance(record, str) and format in ("auto", "text"):
-        return Document(_checked(record, "the text", where), where, "text")
+        return Document(checked_text(record, "the text", where), where, "text")
     if not isinstance(record, dict):
-        raise BadInput(f"{where}: expected an object with named values, found {_kind(record)}.{_choices()}")
+        raise BadInput(f"{where}: expected an object with named values, found {kind_of(record)}.{_choices()}")
     format = _format_of(record, format, where)
     match format:
         case "messages" | "conversations":
@@ -123,16 +123,16 @@ def _format_of(record: dict[object, object], named: Format, where: str) -> Forma
         for format, keys in KEYS.items():
             if present.issuperset(keys):
                 return format
-        raise BadInput(f"{where}: no known format has the keys found: {_found(record)}.{_choices()}")
+        raise BadInput(f"{where}: no known format has the keys found: {keys_of(record)}.{_choices()}")
     if not present.issuperset(KEYS[named]):
         needed = " and ".join(f"'{key}'" for key in KEYS[named])
-        raise BadInput(f"{where}: format '{named}' needs {needed}; keys found: {_found(record)}.{_choices()}")
+        raise BadInput(f"{where}: format '{named}' needs {needed}; keys found: {keys_of(record)}.{_choices()}")
     return named
 
 
 def _messages(turns: object, key: str, where: str) -> tuple[Message, ...]:
     if not isinstance(turns, list | tuple):
-        raise BadInput(f"{where}: '{key}' must be a list of turns, found {_kind(turns)}.")
+        raise BadInput(f"{where}: '{key}' must be a list of turns, found {kind_of(turns)}.")
     if not turns:
         raise BadInput(f"{where}: '{key}' is an empty list.")
     return tuple(_message(turn, f"turn {number} of '{key}'", where) for number, turn in enumerate(turns, 1))
@@ -140,7 +140,7 @@ def _messages(turns: object, key: str, where: str) -> tuple[Message, ...]:
 
 def _message(turn: object, name: str, where: str) -> Message:
     if not isinstance(turn, dict):
-        raise BadInput(f"{where}: {name} must be an object, found {_kind(turn)}.")
+        raise BadInput(f"{where}: {name} must be an object, found {kind_of(turn)}.")
     for role_key, content_key in (("role", "content"), ("from", "value")):
         if turn.get(role_key) is not None and content_key in turn:
             role = turn[role_key]
@@ -148,19 +148,19 @@ def _message(turn: object, name: str, where: str) -> Message:
                 known = ", ".join(_ROLES)
                 raise BadInput(f"{where}: {name} has the unknown {role_key} {role!r}; known are {known}.")
             return Message(_ROLES[role], _content(turn[content_key], f"'{content_key}' of {name}", where))
-    raise BadInput(f"{where}: {name} needs 'role' and 'content', or 'from' and 'value'; keys found: {_found(turn)}.")
+    raise BadInput(f"{where}: {name} needs 'role' and 'content', or 'from' and 'value'; keys found: {keys_of(turn)}.")
 
 
 def _content(content: object, name: str, where: str) -> str:
     if isinstance(content, list):
         return "".join(_content_part(part, name, where) for part in content)
-    return _checked(content, name, where)
+    return checked_text(content, name, where)
 
 
 def _content_part(part: object, name: str, where: str) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
-        return _checked(part.get("text"), name, where)
-    kind = part.get("type") if isinstance(part, dict) else _kind(part)
+        return checked_text(part.get("text"), name, where)
+    kind = part.get("type") if isinstance(part, dict) else kind_of(part)
     raise BadInput(f"{where}: {name} has a part that is not text ({kind}); only text can be learnt.")
 
 
@@ -170,32 +170,13 @@ def _label(label: object, where: str) -> str:
     if isinstance(label, int):
         return str(label)
     if isinstance(label, str) and label.strip():
-        return _checked(label, "'label'", where)
-    found = "an empty string" if isinstance(label, str) else _kind(label)
+        return checked_text(label, "'label'", where)
+    found = "an empty string" if isinstance(label, str) else kind_of(label)
     raise BadInput(f"{where}: 'label' must be a name or a whole number, found {found}.")
 
 
 def _string(record: dict[object, object], key: str, where: str) -> str:
-    return _checked(record[key], f"'{key}'", where)
-
-
-def _checked(value: object, name: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"{where}: {name} must be a string, found {_kind(value)}.")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(value[error.start]):04x}"
-        raise BadInput(f"{where}: {name} holds {half}, half of a surrogate pair, which is no character.") from None
-    return value
-
-
-def _kind(value: object) -> str:
-    return _JSON_NAMES.get(type(value), f"the number {value}")
-
-
-def _found(record: dict[object, object]) -> str:
-    return ", ".join(f"{key} (null)" if value is None else str(key) for key, value in record.items()) or "none"
+    return checked_text(record[key], f"'{key}'", where)
 
 
 def _choices() -> str:

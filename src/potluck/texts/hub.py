@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from potluck.errors import BadInput
-from potluck.texts.readers import Record, first_line_of, with_label_name
+from potluck.texts.readers import Record, first_line_of, with_class_names
 
 
 def is_saved_dataset(directory: Path) -> bool:
@@ -70,7 +70,7 @@ def _one_split(library: ModuleType, loaded: Any, split: str | None, source: str)
 
 
 def _records(library: ModuleType, dataset: Any, source: str) -> Iterator[Record]:
-    label = dataset.features.get("label")
-    names = list(label.names) if isinstance(label, library.ClassLabel) else None
+    features = dataset.features.items()
+    names = {column: list(feature.names) for column, feature in features if isinstance(feature, library.ClassLabel)}
     for number, record in enumerate(dataset, 1):
-        yield f"{source}:{number}", with_label_name(record, names)
+        yield f"{source}:{number}", with_class_names(record, names)

@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from potluck.errors import BadInput
@@ -141,30 +141,33 @@ def _parquet(path: Path) -> Iterator[Record]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            names = _label_names((file.schema_arrow.metadata or {}).get(b"huggingface"))
+            names = _class_names((file.schema_arrow.metadata or {}).get(b"huggingface"))
             for table in file.iter_batches(batch_size=1024):
                 for record in table.to_pylist():
                     number += 1
-                    yield f"{path}:{number}", with_label_name(record, names)
+                    yield f"{path}:{number}", with_class_names(record, names)
     except (ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not a .parquet file that can be read: {first_line_of(error)}") from None
 
 
-def _label_names(metadata: bytes | None) -> list[str] | None:
-    """The class names that the ``datasets`` library writes into a .parquet file's schema."""
+def _class_names(metadata: bytes | None) -> dict[str, list[str]]:
+    """The class names that the ``datasets`` library writes into a .parquet file's schema, by column."""
     try:
-        names = json.loads(metadata or b"null")["info"]["features"]["label"]["names"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return [str(name) for name in names] if isinstance(names, list) else None
+        features = json.loads(metadata or b"null")["info"]["features"]
+        named = {column: feature.get("names") for column, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {column: [str(name) for name in names] for column, names in named.items() if isinstance(names, list)}
 
 
-def with_label_name(record: dict[str, object], names: list[str] | None) -> dict[str, object]:
-    """The record with its ``label`` as a name, where it is an index into ``names``."""
-    label = record.get("label")
-    if names is None or not isinstance(label, int) or not 0 <= label < len(names):
-        return record
-    return {**record, "label": names[label]}
+def with_class_names(record: dict[str, object], names: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """The record with the names of classes in place of their indices, in the columns that ``names`` knows."""
+    named = {}
+    for column, of_column in names.items():
+        index = record.get(column)
+        if isinstance(index, int) and 0 <= index < len(of_column):
+            named[column] = of_column[index]
+    return {**record, **named}
 
 
 def first_line_of(error: BaseException) -> str:

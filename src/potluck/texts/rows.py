@@ -10,7 +10,7 @@ from potluck.texts.formats import Chat, Completion, Document, Instruction, Messa
 from potluck.texts.hub import is_saved_dataset, read_hub_dataset, read_saved_dataset
 from potluck.texts.readers import READERS, Record, read_file
 
-__all__ = ["Chat", "Completion", "Document", "Instruction", "Message", "Row", "read_rows"]
+__all__ = ["Chat", "Completion", "Document", "Instruction", "Message", "Row", "read_rows", "records_of"]
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SPLIT = re.compile(r"(?P<source>.+):(?P<split>\w+)")
@@ -34,7 +34,7 @@ def read_rows(sources: Sequence[str], format: Format) -> list[Row]:
 
 def _rows_of(source: str, format: Format) -> list[Row]:
     rows: list[Row] = []
-    for where, record in _records(source):
+    for where, record in records_of(source):
         row = parse_record(record, format, where)
         if rows and row.format != rows[0].format:
             raise BadInput(
@@ -47,7 +47,12 @@ def _rows_of(source: str, format: Format) -> list[Row]:
     return rows
 
 
-def _records(source: str) -> Iterator[Record]:
+def records_of(source: str) -> Iterator[Record]:
+    """The records of one source, each with its place.
+
+    Raises:
+        BadInput: there is no such source, or it cannot be read.
+    """
     path = Path(source)
     if path.is_file():
         return read_file(path)
