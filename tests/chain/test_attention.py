@@ -1,6 +1,7 @@
 """Attention by explicit head map against the textbook, and inside stock transformers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,7 +92,9 @@ def test_the_rotation_turns_pairs_and_keeps_lengths() -> None:
     assert torch.allclose(turned.norm(dim=-1), x_BSHK.norm(dim=-1), atol=1e-12)
 
 
-def piece(heads: list[int], group: int, window: int | None, D: int = 6, K: int = 4) -> Attention:
+def piece(
+    heads: list[int], group: int, window: int | None, D: int = 6, K: int = 4, *, bidirectional: bool = False
+) -> Attention:
     needed, kv_of_q_H = kv_heads(heads, group)
     q_OI, kv_OI, o_OI = random(12 * K, D, seed=1), random(2 * 12 * K, D, seed=2), random(D, 12 * K, seed=3)
     rows = [h * K + k for h in heads for k in range(K)]
@@ -100,12 +103,37 @@ def piece(heads: list[int], group: int, window: int | None, D: int = 6, K: int =
     return Attention(
         qkv=CutLinears("qkv", weights, (None, None, None), tuple(len(weight) for weight in weights)),
         o=CutLinears("o", (o_OI[:, rows],), (None,), (D,), cut_input_of=0),
+        sizes=(len(rows), len(kv_rows), len(kv_rows)),
         head_dim=K,
         scale=0.5,
         rope=lambda S, dtype: angles(S, K),
         kv_of_q_H=kv_of_q_H,
         window=window,
+        bidirectional=bidirectional,
     )
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_both_ways_every_position_reads_all_others(softcap: float | None) -> None:
+    q, k, v = (random(1, 1, 5, 4, seed=seed) for seed in range(3))
+    scores_SS = q[0, 0] @ k[0, 0].T * 0.5
+    if softcap is not None:
+        scores_SS = torch.tanh(scores_SS / softcap) * softcap
+    found = attend(q, k, v, None, scale=0.5, causal=False, softcap=softcap)
+    assert torch.allclose(found[0, 0], scores_SS.softmax(-1) @ v[0, 0], atol=1e-12)
+
+
+def test_both_ways_padding_is_hidden() -> None:
+    both_ways = piece([0, 1, 2, 5], 3, None, bidirectional=True)
+    h_BSD, lengths = random(3, 5, 6, seed=9), [5, 2, 3]
+    alone = [both_ways(h_BSD[row : row + 1, :length], HERE)[0] for row, length in enumerate(lengths)]
+    for padding in (0.0, 1e3):
+        padded = h_BSD.clone()
+        for row, length in enumerate(lengths):
+            padded[row, length:] = padding
+        found = both_ways(padded, replace(HERE, lengths_B=torch.tensor(lengths)))
+        for row, length in enumerate(lengths):
+            assert torch.allclose(found[row, :length], alone[row], atol=1e-10)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 6])

@@ -7,7 +7,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from potluck.chain.piece import At
-from potluck.chain.residual import AddNorm, Norm
+from potluck.chain.residual import AddNorm, LayerNorm, Norm
 
 HERE = At(seed=0, step=0, micro_batch=0, half=0)
 
@@ -60,6 +60,16 @@ def test_gradients_through_add_and_norm() -> None:
         return piece(x, r, HERE)
 
     assert torch.autograd.gradcheck(added, (x_BSD, r_BSD, *weights))
+
+
+def test_a_normed_stream_is_what_goes_on_and_what_is_read() -> None:
+    x_BSD, r_BSD, bias_D = random(2, 3, 5), random(2, 3, 5, seed=1), random(5, seed=2)
+    norm = LayerNorm(random(5, seed=3), random(5, seed=4), 1e-5)
+    piece = AddNorm(None, torch.float64, bias_D=bias_D, norm_of_stream=norm)
+    stream, h_BSD = piece(x_BSD, r_BSD, HERE)
+    assert torch.allclose(stream, norm(x_BSD + r_BSD + bias_D))
+    assert torch.equal(stream, h_BSD)
+    assert torch.equal(piece(x_BSD, None, HERE)[0], norm(x_BSD))
 
 
 def test_the_first_piece_of_a_chain_only_norms() -> None:

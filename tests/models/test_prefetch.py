@@ -10,11 +10,13 @@ import torch
 
 from pool.tiny import VOCAB, config, save_tiny, shares
 from potluck.job import Lora
-from potluck.models.build import EMBEDDING, HEAD, build_part, tables
+from potluck.models.build import build_part, tables
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.models.fetched import Fetched
 from potluck.models.prefetch import prefetch
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def listing(directory: Path) -> list[dict[str, Any]]:

@@ -49,12 +49,16 @@ def _attention(
     scores = q_BHSK @ k_BHSK.transpose(-1, -2) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    mask = mask | ~mask.any(-1, keepdim=True)  # padding that sees nothing must not give NaN
     return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v_BHSK).transpose(1, 2), None
 
 
 AttentionInterface.register("by-the-book", _attention)
 AttentionMaskInterface.register(
-    "by-the-book", lambda *args, **kwargs: sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
+    "by-the-book",
+    lambda *args, **kwargs: sdpa_mask(
+        *args, **kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    ),
 )
 
 
@@ -82,7 +86,10 @@ def exact_norms() -> Iterator[None]:
             each.stop()
 
 
-TABLES = ("embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head", "wte", "wpe")
+TABLES = (
+    *("embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head", "wte", "wpe"),
+    *("word_embeddings", "position_embeddings", "token_type_embeddings"),
+)
 
 
 @dataclass
@@ -115,7 +122,7 @@ def plain_run(
     trained = {}
     for name, parameter in model.named_parameters():
         plain = name.removeprefix("base_model.model.").replace(".default", "")
-        parameter.requires_grad_("lora_" in name if targets is not None else _inner(name))
+        parameter.requires_grad_("lora_" in name if targets is not None else is_inner(name))
         if parameter.requires_grad:
             trained[plain] = parameter
     generator = torch.Generator().manual_seed(7)
@@ -130,7 +137,7 @@ def plain_run(
         total = sum(batch.targets_N.numel() for batch in batches)
         loss_of_step = 0.0
         for batch in batches:
-            logits_BSV = model(input_ids=batch.ids_BS, attention_mask=_mask(batch)).logits
+            logits_BSV = model(input_ids=batch.ids_BS, attention_mask=mask_of(batch)).logits
             rows = [b for b, positions in enumerate(batch.layout.positions) for _ in positions]
             columns = [p for positions in batch.layout.positions for p in positions]
             loss = F.cross_entropy(logits_BSV[rows, columns], batch.targets_N, reduction="sum") / total
@@ -145,10 +152,11 @@ def plain_run(
     return PlainRun(losses, gradients, initial, {name: p.detach().clone() for name, p in trained.items()})
 
 
-def _inner(name: str) -> bool:
+def is_inner(name: str) -> bool:
     return not any(table in name for table in TABLES)
 
 
-def _mask(batch: Batch) -> Tensor:
+def mask_of(batch: Batch) -> Tensor:
+    """``[B, S]`` int64, 1 where there is no padding."""
     lengths_B = torch.tensor(batch.layout.lengths)
     return (torch.arange(batch.ids_BS.shape[1]) < lengths_B[:, None]).long()

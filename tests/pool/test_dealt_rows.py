@@ -125,8 +125,8 @@ def test_three_devices_by_hand() -> None:
     walks = [walk_s(1, 4), walk_s(2, 2), 0.0]
     gradients = 4 * TRAINED
     ids = (128 + 256 / 2) * 8
-    # layouts, norm, clocks: 4; gradients: 1; values: one a home; rows: 1. The tree to three devices is two deep.
-    message = (5 + 3 + 1) * 0.004 + (2 / 3 * gradients + 2 * gradients + 2 * ids) / 1e6
+    # layouts, norm, clocks: 4; gradients: 1; values: one a home; rows: 1.
+    message = (5 + 3 + 1) * 0.004 + (2 / 3 * gradients + 2 / 3 * gradients + 2 * ids) / 1e6
     assert said.message_s == pytest.approx(message)
     assert said.step_s == pytest.approx(max(walks) + max(once) + message)
     for d, walk, step in zip(said.devices, walks, once, strict=True):
@@ -153,7 +153,7 @@ def test_memory_by_hand() -> None:
     weights = 6 * 101_003 + 3 * 50_021 + 7 * 70_001 + 5 * 30_011 + 9_000
     gradients = 4 * TRAINED
     moments_elsewhere = 2 * gradients * (1 - 1 / 3)
-    reducing = gradients / 3 + 4 * 2 * min(CHUNK_BYTES, gradients / 3)
+    reducing = 4 * 2 * min(CHUNK_BYTES, gradients / 3)
     expected = 1_000_000 + 5_000 + weights - moments_elsewhere + 4 * graph + reducing
     assert at_once[2][1].memory_bytes == pytest.approx(expected)
     assert at_once[2][0].memory_bytes == pytest.approx(expected + OWNER_BYTES)

@@ -9,7 +9,8 @@ from pool.held_ranges import Plan, part_of, plans, trained
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
 from potluck.chain.trained import Trained
-from potluck.pool.gradients import hold, spread_values, squared_norm, steps_here, sum_partial, unequal
+from potluck.pool.gradients import hold, spread_shared, squared_norm, steps_here, sum_partial, unequal
+from potluck.pool.reduce import spread_from_homes
 from worlds import run_world
 
 
@@ -82,7 +83,8 @@ def test_every_holder_takes_the_values_of_home_or_of_the_first_holder(plan: Plan
         for i, t in enumerate(mine):
             t.local.detach().copy_(part_of(stepped(i, comm.rank), t.dim, t.held, comm.rank))
         held = hold(mine, comm.rank, comm.world_size)
-        spread_values(held, comm)
+        spread_from_homes(held, comm, chunk_bytes=48)
+        spread_shared(held, comm)
         for i, h in enumerate(held):
             t = h.trained
             if h.home is not None:
@@ -131,6 +133,7 @@ def test_alone_nothing_is_exchanged() -> None:
     set_gradients(plan, 0, mine)
     held = hold(mine, 0, 1)
     sum_partial(held, Comm())
-    spread_values(held, Comm())
+    spread_from_homes(held, Comm())
+    spread_shared(held, Comm())
     expected = sum(float(dense_gradient(plan, i).pow(2).sum()) for i in range(2))
     assert float(squared_norm(held, 0)) == pytest.approx(expected)

@@ -71,6 +71,18 @@ def test_every_family_has_a_profile(family: str, train: str, tmp_path: Path) -> 
     assert (profile.device, profile.machine.threads, profile.link) == ("pi", 1, None)
 
 
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("family", ["llama", "bert", "roberta"])
+def test_a_head_of_sequences_has_no_vocabulary_rows(family: str, train: str, tmp_path: Path) -> None:
+    at = work(family, train=train, supervised=2, sequence=True)
+    profile = measure(at, device="pi", threads=1, cache=tmp_path)
+    assert [units for units, _ in profile.head_s.points] == [0]
+    assert profile.head_s(0) > 0
+    assert profile.attention_s(9) > 0
+    assert profile.mlp_s(26) > 0
+    assert measure(at, device="pi", threads=1, cache=tmp_path).head_s == profile.head_s
+
+
 def test_bytes_grow_by_what_a_unit_keeps(tmp_path: Path) -> None:
     profile = measure(work("llama"), device="pi", threads=1, cache=tmp_path)
     positions, gate_up_and_gated = 2 * 6, 3

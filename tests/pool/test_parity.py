@@ -137,7 +137,7 @@ NARROW: dict[str, Counts] = {
     "3": ([2, 0, 2], [0, 14, 12], [31, 20, 10]),
     "4": ([1, 1, 1, 1], [7, 7, 6, 6], [20, 1, 20, 20]),
 }
-CUT = [
+FAMILIES = [
     "llama-biased",
     "mistral",
     "qwen2",
@@ -148,13 +148,13 @@ CUT = [
     "gpt_neox",
     "gpt_neox-serial",
     "granite",
+    "olmo2",
     "opt",
     "phi3",
     "smollm3",
     "stablelm",
     "stablelm-parallel",
 ]
-"""Families whose attention is cut by heads."""
 PAIRS = [
     # world, targets, tied, halves, recompute
     ("1", None, True, 1, True),
@@ -171,7 +171,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("world", "targets", "tied", "half_batches", "checkpointing"), PAIRS, ids=str)
-@pytest.mark.parametrize("family", CUT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families(
     models: Models,
     family: str,
@@ -186,12 +186,6 @@ def test_families(
     check_parity(
         models, family, counts, targets=targets, tied=tied, half_batches=half_batches, checkpointing=checkpointing
     )
-
-
-@pytest.mark.parametrize("messages", [True, False], ids=["world of one", "no messages"])
-@pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=str)
-def test_heads_that_are_normed_together_are_not_cut(models: Models, targets: list[str] | None, messages: bool) -> None:
-    check_parity(models, "olmo2", WIDE["1"], targets=targets, messages=messages)
 
 
 def named(family: str, targets: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_p
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from pool.plain import exact_norms
+from pool.plain import TABLES, exact_norms
 from pool.tiny import batch, config, save_tiny, shares, three_steps
 from potluck.chain.comm import Comm
 from potluck.job import Job
@@ -32,6 +32,10 @@ HEADS = {
     "llama": {1: [9], 3: [5, 3, 1]},
     "qwen3": {1: [9], 3: [4, 0, 5]},
     "gemma3": {1: [4], 3: [2, 1, 1]},
+    "gpt2": {1: [9], 3: [5, 3, 1]},
+    "gpt_neox": {1: [9], 3: [4, 0, 5]},
+    "opt": {1: [9], 3: [5, 3, 1]},
+    "phi3": {1: [9], 3: [5, 3, 1]},
 }
 COLUMNS = {1: [26], 3: [13, 9, 4]}
 ROWS = {1: [61], 3: [31, 30, 0]}
@@ -78,7 +82,15 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
             for batches in three_steps()[:2]:
                 stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])
             trained = {name: tensor.clone() for name, tensor in gather_whole(part.chain.trained, comm)}
-            save(job, stepper.strategy.whole(), comm.rank, checkpoint, base, result)
+            save(
+                job,
+                stepper.strategy.whole(),
+                comm.rank,
+                checkpoint,
+                base,
+                result,
+                inputs_first=decoder_of(cfg).inputs_first,
+            )
             return trained, stepper.accumulate([Turn(OWNER, [UNSEEN] if comm.rank == OWNER else None)]).loss
 
     trained, loss = run_world(world, body, wire=dtype)[0]
@@ -118,7 +130,8 @@ def with_tensors_put_in(base: Path, trained: dict[str, Tensor], scale: float) ->
             linear, suffix, _ = name.partition(".lora_A.weight")
             if suffix:
                 b_OR = trained[f"{linear}.lora_B.weight"]
-                weights[f"{linear}.weight"].add_(scale * b_OR.double() @ a_RI.double())
+                delta_OI = scale * b_OR.double() @ a_RI.double()
+                weights[f"{linear}.weight"].add_(delta_OI.T if "transformer.h." in name else delta_OI)
     return model
 
 
@@ -143,6 +156,11 @@ CASES = [
     ("gemma3", 1, True, torch.float32),
     ("gemma3", 3, True, torch.float64),
     ("gemma3", 3, False, torch.float32),
+    ("gpt2", 1, True, torch.float32),
+    ("gpt2", 3, True, torch.float64),
+    ("gpt_neox", 3, False, torch.float64),
+    ("opt", 3, True, torch.float64),
+    ("phi3", 3, False, torch.float64),
 ]
 
 
@@ -172,7 +190,7 @@ def test_a_plain_checkpoint_after_full_fine_tuning(
     model = stock(saved.base)
     before = logits(model)
     weights = dict(model.named_parameters())
-    assert set(saved.trained) == {name for name in weights if "embed_tokens" not in name and "lm_head" not in name}
+    assert set(saved.trained) == {name for name in weights if not any(table in name for table in TABLES)}
     with torch.no_grad():
         for name, tensor in saved.trained.items():
             weights[name].copy_(tensor)

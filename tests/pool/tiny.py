@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -19,6 +20,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    RobertaConfig,
     SmolLM3Config,
     StableLmConfig,
 )
@@ -44,6 +46,7 @@ SHAPE = {
 
 
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_NO_DROPOUT_IN_ENCODERS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def config(family: str, **differs: object) -> PretrainedConfig:
@@ -60,6 +63,8 @@ def config(family: str, **differs: object) -> PretrainedConfig:
     eight_wide: dict[str, object] = {"hidden_size": 72}  # where heads are as wide as hidden_size makes them
     half_turned = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     special: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
+        "bert": (BertConfig, eight_wide | _NO_DROPOUT_IN_ENCODERS),
+        "roberta": (RobertaConfig, eight_wide | {"pad_token_id": 1, "type_vocab_size": 1} | _NO_DROPOUT_IN_ENCODERS),
         "llama": (LlamaConfig, {}),
         "llama-biased": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
         "mistral": (MistralConfig, {"sliding_window": 4}),

@@ -22,7 +22,25 @@ from potluck.split.learner import Learner, Recipe
 from potluck.split.parts import SplitPart, server_part
 from potluck.texts.batch import Batch, Example
 
-FAMILIES = ["llama", "llama-biased", "mistral", "qwen2", "qwen3", "gemma3"]
+FAMILIES = [
+    "llama",
+    "llama-biased",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "olmo2",
+    "opt",
+    "phi3",
+    "smollm3",
+    "stablelm",
+    "stablelm-parallel",
+]
+_BLOCKS = ("DecoderLayer", "GPT2Block", "GPTNeoXLayer")
 BLOCKS = 3
 LORA = Lora(rank=4, alpha=8.0, targets=["all-linear"])
 RATE = Recipe(steps=3, learning_rate=1e-2, schedule="constant", warmup=0.0, weight_decay=0.0, clip=0.5, seed=3)
@@ -30,8 +48,9 @@ BATCH = batch((9, 7, 5), 77)
 
 
 def three_blocks(family: str, *, tied: bool) -> PretrainedConfig:
-    special = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-    return config(family, num_hidden_layers=BLOCKS, tie_word_embeddings=tied, **special if family == "gemma3" else {})
+    gemma = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    special = {"gemma2": gemma, "gemma3": gemma, "smollm3": {"no_rope_layers": [1, 0, 1]}}
+    return config(family, num_hidden_layers=BLOCKS, tie_word_embeddings=tied, **special.get(family, {}))
 
 
 def examples_of(batch: Batch) -> list[Example]:
@@ -56,7 +75,7 @@ def whole_model(model_dir: Path) -> Oracle:
     streams: list[Tensor] = []
 
     def keep(module: nn.Module, _: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        if type(module).__name__.endswith("DecoderLayer"):
+        if type(module).__name__.endswith(_BLOCKS):
             x_BSD = output if isinstance(output, Tensor) else output[0]
             x_BSD.retain_grad()
             streams.append(x_BSD)

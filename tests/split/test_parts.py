@@ -27,7 +27,7 @@ from pool.tiny import config, save_tiny, shares
 from potluck.chain.piece import At
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
-from potluck.models.build import EMBEDDING, HEAD, build_part
+from potluck.models.build import build_part, embedding_tables, head_of
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.split.forward import activations, supervised_positions
@@ -209,6 +209,7 @@ class Noted:
 def test_each_side_reads_its_own_tensors_only(models: Models, family: str, tied: bool, cut: int) -> None:
     cfg, directory = models(family, tied)
     decoder = decoder_of(cfg)
+    embedding, head = embedding_tables(decoder)[0], head_of(decoder)
     with Checkpoint.open(directory) as checkpoint:
         noted = Noted(checkpoint)
         client = client_part(noted, decoder, cut, compute=torch.float64, lora=None, seed=0)
@@ -218,12 +219,12 @@ def test_each_side_reads_its_own_tensors_only(models: Models, family: str, tied:
         noted = Noted(checkpoint)
         server_of(noted, decoder, cut)
         of_server = noted.read_whole
-        inner = {name for name in checkpoint.names if name not in (EMBEDDING, HEAD)}
+        inner = {name for name in checkpoint.names if name not in (embedding, head)}
     assert of_client == {n for n in inner if any(n.startswith(f"model.layers.{i}.") for i in range(cut))}
     assert of_server == inner - of_client
     assert noted.read_rows == {}
     seen = {0} | {token for example in EXAMPLES for token in example.ids[:-1]}  # 0 where padded
-    assert rows == ({EMBEDDING: seen | {5, 7}} if tied else {EMBEDDING: seen, HEAD: {5, 7}})
+    assert rows == ({embedding: seen | {5, 7}} if tied else {embedding: seen, head: {5, 7}})
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -21,11 +21,12 @@ from potluck.pool.search import search
 from potluck.pool.stages import best_stages, even_stages
 from potluck.pool.task import task_of
 
-TENSOR, UNIFORM, UNIFORM_SYNC = "tensor", "tensor-uniform", "tensor-uniform-sync"
+TENSOR, TENSOR_FP32 = "tensor", "tensor-fp32"
+UNIFORM, UNIFORM_SYNC = "tensor-uniform", "tensor-uniform-sync"
 PIPELINE, PIPELINE_UNIFORM, DATA, OPTIMUM, AUTO = "pipeline", "pipeline-uniform", "data", "optimum", "auto"
-STRATEGIES = (TENSOR, UNIFORM, UNIFORM_SYNC, PIPELINE, PIPELINE_UNIFORM, DATA, OPTIMUM, AUTO)
-"""``optimum``: ``tensor`` planned from profiles of their own; ``auto``: what a job would choose, if that is none of
-the others."""
+STRATEGIES = (TENSOR, TENSOR_FP32, UNIFORM, UNIFORM_SYNC, PIPELINE, PIPELINE_UNIFORM, DATA, OPTIMUM, AUTO)
+"""``tensor-fp32``: the shares of ``tensor``, with messages in float32; ``optimum``: ``tensor`` planned from profiles of
+their own; ``auto``: what a job would choose, if that is none of the others."""
 
 LIMIT = "limit"
 """One process alone that is not slowed, beside the strategies."""
@@ -118,6 +119,7 @@ def plan_all(
     left_out: dict[str, str] = {}
     makers: dict[str, Callable[[], Entry]] = {
         TENSOR: lambda: tensor_of_all(job, decoder, work, first, TENSOR),
+        TENSOR_FP32: lambda: _in_fp32(job, decoder, work, first),
         UNIFORM: lambda: _uniform(job, decoder, work, first),
         UNIFORM_SYNC: lambda: _uniform_sync(job, decoder, work, first),
         PIPELINE: lambda: _pipeline(job, decoder, work, first, PIPELINE),
@@ -180,6 +182,16 @@ def in_more_rows(profile: Profile, times: int) -> Profile:
     )
 
 
+def _in_fp32(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:
+    """The shares of ``tensor``, with messages in float32."""
+    plan, exact = tensor_of_all(job, decoder, work, profiles, TENSOR).plan, job.model_copy(update={"wire": "fp32"})
+    return Entry(TENSOR_FP32, plan, predict(task_of(exact, decoder, work), profiles, _units(plan)), exact)
+
+
+def _units(plan: Plan) -> list[Units]:
+    return [Units(len(d.heads), len(d.columns), len(d.vocab_rows)) for d in plan.devices]
+
+
 def _uniform(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile]) -> Entry:
     return _entry(UNIFORM, tensor_uniform(task_of(job, decoder, work), profiles, [profiles[0].device]), job)
 
@@ -189,8 +201,7 @@ def _uniform_sync(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Pro
     plan = _uniform(job, decoder, work, profiles).plan
     synchronous = job.model_copy(update={"half_batches": 1, "wire": "fp32"})
     more = [in_more_rows(profile, HALVES) for profile in profiles]
-    units = [Units(len(d.heads), len(d.columns), len(d.vocab_rows)) for d in plan.devices]
-    prediction = predict(task_of(synchronous, decoder, more[0].work), more, units)
+    prediction = predict(task_of(synchronous, decoder, more[0].work), more, _units(plan))
     return Entry(UNIFORM_SYNC, plan, prediction, synchronous)
 
 

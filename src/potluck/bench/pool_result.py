@@ -10,6 +10,7 @@ from potluck.bench.pool_plans import (
     PIPELINE,
     PIPELINE_UNIFORM,
     TENSOR,
+    TENSOR_FP32,
     UNIFORM,
     UNIFORM_SYNC,
     Entry,
@@ -19,6 +20,7 @@ from potluck.bench.pool_run import Step
 COMPARED = (
     (TENSOR, UNIFORM_SYNC),
     (TENSOR, UNIFORM),
+    (TENSOR, TENSOR_FP32),
     (TENSOR, PIPELINE),
     (TENSOR, PIPELINE_UNIFORM),
     (TENSOR, DATA),

@@ -24,31 +24,34 @@ def attend(
     *,
     scale: float,
     mask: Tensor | None = None,
+    causal: bool = True,
     softcap: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention in which query head ``i`` reads key/value head ``kv_of_q_H[i]``.
 
-    ``kv_of_q_H`` None means ``i`` reads ``i``. Without a ``mask`` (broadcast to ``[B, H, S, S]``, True or 0 where
-    allowed) attention is causal. ``softcap`` bounds scores by ``c tanh(score / c)``. Returns ``[B, H, S, K]``; ``H``
-    may be 0.
+    ``kv_of_q_H`` None means ``i`` reads ``i``. A ``mask`` (broadcast to ``[B, H, S, S]``) is True or 0 where attention
+    is allowed; without one, positions see those before them if ``causal``, else all. ``softcap`` bounds scores by
+    ``c tanh(score / c)``. Returns ``[B, H, S, K]``; ``H`` may be 0.
     """
     if kv_of_q_H is not None:
         k_BGSK, v_BGSK = k_BGSK.index_select(1, kv_of_q_H), v_BGSK.index_select(1, kv_of_q_H)
     # torch's bfloat16 kernel takes up to seven times as long as its float32 one on short rows.
     exact = torch.promote_types(q_BHSK.dtype, torch.float32)
-    causal = mask is None and q_BHSK.shape[2] > 1
+    causal = causal and mask is None and q_BHSK.shape[2] > 1
     q, k, v = q_BHSK.to(exact), k_BGSK.to(exact), v_BGSK.to(exact)
     if softcap is not None:
-        return _capped(q, k, v, scale, mask, softcap).to(q_BHSK.dtype)
+        return _capped(q, k, v, scale, mask, softcap, causal).to(q_BHSK.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale).to(q_BHSK.dtype)
 
 
 def _capped(
-    q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, mask: Tensor | None, softcap: float
+    q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, mask: Tensor | None, softcap: float, causal: bool
 ) -> Tensor:
     scores_BHSS = torch.tanh(q_BHSK @ k_BHSK.transpose(-1, -2) * (scale / softcap)) * softcap
-    if mask is None:
+    if mask is None and causal:
         mask = scores_BHSS.new_ones(scores_BHSS.shape[-2:], dtype=torch.bool).tril_()
+    if mask is None:
+        return scores_BHSS.softmax(-1) @ v_BHSK
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q_BHSK.dtype).masked_fill_(~mask, -torch.inf)
     return (scores_BHSS + mask).softmax(-1) @ v_BHSK
@@ -138,22 +141,26 @@ class Attention:
     kv_of_q_H: Tensor | None
     q_norm: AnyNorm | None = None
     k_norm: AnyNorm | None = None
-    norm_each: bool = True
-    """Whether each head is normed by itself; else all heads together."""
     window: int | None = None
     """How many positions back a token sees, itself included; None for all."""
     softcap: float | None = None
     by_head: bool = False
     """Whether ``qkv`` gives query, key and value of one head after the other."""
+    bidirectional: bool = False
+    """Whether positions see those behind them too."""
 
     def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
         """``[B, S, D]``: the partial sum of these heads' outputs."""
-        B, S, _ = h_BSD.shape
-        q_BSHK, k_BSGK, v_BSGK = self._heads(self.qkv(h_BSD, at))
+        q_BSHK, k_BSGK, v_BSGK = self.heads(self.qkv(h_BSD, at))
         if self.q_norm is not None and self.k_norm is not None:
-            q_BSHK, k_BSGK = self._normed(self.q_norm, q_BSHK), self._normed(self.k_norm, k_BSGK)
+            q_BSHK, k_BSGK = self.q_norm(q_BSHK).to(h_BSD.dtype), self.k_norm(k_BSGK).to(h_BSD.dtype)
+        return self.attended(q_BSHK, k_BSGK, v_BSGK, at)
+
+    def attended(self, q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, at: At) -> Tensor:
+        """``[B, S, D]``: what these heads add, from queries, keys and values not yet turned."""
+        B, S, H, K = q_BSHK.shape
         if self.rope is not None:
-            cos_SK, sin_SK = (table.to(h_BSD.device) for table in self.rope(S, h_BSD.dtype))
+            cos_SK, sin_SK = (table.to(q_BSHK.device) for table in self.rope(S, q_BSHK.dtype))
             q_BSHK, k_BSGK = rotate(q_BSHK, cos_SK, sin_SK), rotate(k_BSGK, cos_SK, sin_SK)
         y_BHSK = attend(
             q_BSHK.transpose(1, 2),
@@ -161,13 +168,13 @@ class Attention:
             v_BSGK.transpose(1, 2),
             self.kv_of_q_H,
             scale=self.scale,
-            mask=self._mask(S, h_BSD.device),
+            mask=self._mask(S, at, q_BSHK.device),
+            causal=not self.bidirectional,
             softcap=self.softcap,
         )
-        H = y_BHSK.shape[1]
-        return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * self.head_dim), at)
+        return self.o(y_BHSK.transpose(1, 2).reshape(B, S, H * K), at)
 
-    def _heads(self, y_BSO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, y_BSO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[B, S, H, K]``, key and value ``[B, S, G, K]``."""
         B, S, O = y_BSO.shape  # noqa: E741
         K = self.head_dim
@@ -177,14 +184,15 @@ class Attention:
         q, k, v = (y.view(B, S, size // K, K) for y, size in zip(y_BSO.split(self.sizes, -1), self.sizes, strict=True))
         return q, k, v
 
-    def _normed(self, norm: AnyNorm, x_BSHK: Tensor) -> Tensor:
-        """In the same dtype."""
-        if self.norm_each:
-            return norm(x_BSHK).to(x_BSHK.dtype)
-        return norm(x_BSHK.flatten(-2)).to(x_BSHK.dtype).view(x_BSHK.shape)
+    def _mask(self, S: int, at: At, device: torch.device) -> Tensor | None:
+        """Rows are padded on the right, so causality alone hides the padding, and only a short window needs a mask.
 
-    def _mask(self, S: int, device: torch.device) -> Tensor | None:
-        """Rows are padded on the right, so causality alone hides the padding; only a short window needs a mask."""
+        Both ways, no position may see padding.
+        """
+        if self.bidirectional:
+            if at.lengths_B is None or bool((at.lengths_B == S).all()):
+                return None
+            return (torch.arange(S, device=device) < at.lengths_B.to(device)[:, None])[:, None, None]
         if self.window is None or self.window >= S:
             return None
         at_S = torch.arange(S, device=device)

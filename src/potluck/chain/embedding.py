@@ -20,13 +20,20 @@ class Embedding:
     scale: float
     positions: Callable[[int], Tensor] | None = None
     """Number of positions to ``[S, D]``, added in families that learn positions."""
+    types: Callable[[], Tensor] | None = None
+    """The table ``[T, D]`` of segments, in families that tell them apart."""
 
-    def __call__(self, ids_BS: Tensor, dtype: torch.dtype) -> Tensor:
-        """``[B, S, D]`` in the stream's dtype."""
+    def __call__(self, ids_BS: Tensor, dtype: torch.dtype, types_BS: Tensor | None = None) -> Tensor:
+        """``[B, S, D]`` in the stream's dtype; without ``types_BS`` all tokens are in the first segment."""
         unique, index_BS = ids_BS.unique(return_inverse=True)
         rows_UD = self.rows(unique.tolist()).to(dtype)
         x_BSD = (rows_UD if self.scale == 1.0 else rows_UD * self.scale)[index_BS]
-        return x_BSD if self.positions is None else x_BSD + self.positions(ids_BS.shape[1]).to(dtype)
+        if self.positions is not None:
+            x_BSD = x_BSD + self.positions(ids_BS.shape[1]).to(dtype)
+        if self.types is not None:
+            table_TD = self.types().to(dtype)
+            x_BSD = x_BSD + (table_TD[0] if types_BS is None else table_TD[types_BS])
+        return x_BSD
 
 
 def share_embedding(
@@ -36,6 +43,7 @@ def share_embedding(
     stream: torch.dtype,
     comm: Comm,
     owner: int = 0,
+    types_BS: Tensor | None = None,
 ) -> Tensor:
     """The first residual stream ``[B, S, D]`` on every device; ids are needed only where ``embedding`` is.
 
@@ -44,7 +52,7 @@ def share_embedding(
     """
     travels = stream if comm.group is None or comm.wire is None else comm.wire
     if embedding is not None and ids_BS is not None:
-        x_BSD = embedding(ids_BS, stream).to(travels)
+        x_BSD = embedding(ids_BS, stream, types_BS).to(travels)
     else:
         x_BSD = torch.empty(shape_BSD, dtype=travels)
     return comm.broadcast(x_BSD, owner).wait().to(stream)

@@ -63,6 +63,7 @@ class Targets:
     """What only the owner has: the target of each supervised position, and the head's rows to look it up."""
 
     ids_halves: Sequence[Tensor]
+    """Token ids; classes, or the bits of float64 values, where a :class:`potluck.chain.classifier.Classifier` reads."""
     rows: ReadRows
 
 

@@ -10,9 +10,9 @@ computes on whole tensors, and a sharded piece ``S``, which each device computes
 Shapes: ``x``, ``r``, ``h``, ``p`` are ``[B, S, D]``, rows of a (half) micro-batch, positions, hidden size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class At:
     half: int
     judging: bool = False
     """What is trained is looked at as it will be used: nothing is dropped."""
+    lengths_B: Tensor | None = field(default=None, compare=False, repr=False)
+    """Positions of each row that are no padding, for attention both ways; None where all are."""
 
     def generator(self, *where: str | int) -> torch.Generator:
         """A generator for one dropout: the same on every device that names the same place."""
@@ -50,6 +52,26 @@ class Sharded(Protocol):
 
     def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
         """This device's term of the sum."""
+        ...
+
+
+@runtime_checkable
+class TwoPart(Protocol):
+    """An ``S`` whose second part reads a sum over all devices, as a norm over all heads does.
+
+    Called, it is what a device that has everything computes.
+    """
+
+    def __call__(self, h_BSD: Tensor, at: At) -> Tensor:
+        """This device's term of the sum, where nobody else has one."""
+        ...
+
+    def first(self, h_BSD: Tensor, at: At) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """This device's term of what the second part reads summed, and what it reads of this device's own."""
+        ...
+
+    def second(self, summed: Tensor, own: tuple[Tensor, ...], at: At) -> Tensor:
+        """This device's term of the sum behind the piece."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The replicated piece of a decoder: residual add and the next norm."""
+"""The replicated piece: residual add and the next norm."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -93,6 +93,8 @@ class AddNorm:
     """Whether ``h`` is of the stream before the sum is added: the next piece reads what the one before has read."""
     h_scale: float = 1.0
     """What ``h`` is multiplied by: behind the last norm, logits are linear in it."""
+    norm_of_stream: AnyNorm | None = None
+    """Norm of the stream after the sum is added, in families whose stream is what has been normed."""
 
     def __call__(self, x_BSD: Tensor, r_BSD: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
         """The new stream and ``h``, both ``[B, S, D]``."""
@@ -103,6 +105,8 @@ class AddNorm:
             if self.norm_of_sum is not None:
                 r_BSD = self.norm_of_sum(r_BSD)
             x_BSD = x_BSD + (r_BSD if self.scale == 1.0 else r_BSD * self.scale)
+        if self.norm_of_stream is not None:
+            x_BSD = self.norm_of_stream(x_BSD)
         if not self.before_sum:
             read_BSD = x_BSD
         h_BSD = read_BSD if self.norm is None else self.norm(read_BSD)

@@ -7,55 +7,32 @@ gradients from piece to piece by hand:
 - ``S`` gives each device a partial gradient of ``h``, whose sum over devices is the message of the backward walk;
 - ``R`` turns the gradients of its ``(x, h)`` into those of its inputs ``(x, r)``, alike on every device.
 
+A sharded piece of two parts (``TwoPart``) has one more message between them, each way, and is walked in two rounds.
+
 With two halves, each link is walked for one half and then the other, and a half waits for its message only when it
 comes to its next link: while one half's message travels, the other half computes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from potluck.chain.comm import Comm, Message
-from potluck.chain.piece import At, Chain, Link, Replicated
-
-
-@dataclass
-class Visit:
-    """One link as one half walked it: the ends of the graphs of its two pieces.
-
-    Inputs are places that take a gradient, outputs are edges of a graph: neither keeps a tensor in memory that no
-    piece has kept for its own backward. When recomputing, only the contents of ``x`` and ``r`` are kept, and the rest
-    is made again in the backward walk.
-    """
-
-    x_in: Tensor | None = None
-    r_in: Tensor | None = None
-    h_in: Tensor | None = None
-    x_out: GradientEdge | None = None
-    h_out: GradientEdge | None = None
-    p: GradientEdge | None = None
-    contents: tuple[Tensor, Tensor | None] | None = None
-
-
-@dataclass
-class Tape:
-    """What the forward walk of one half leaves for its backward walk: a visit a link from the lowest trained one up."""
-
-    at: At
-    supervised_N: Tensor
-    shape_BSD: torch.Size
-    visits: list[Visit]
-    last: Visit
-
-    def spread(self, gradient_1ND: Tensor) -> Tensor:
-        """``[B, S, D]`` from a gradient of the supervised positions; 0 elsewhere."""
-        spread_BSD = gradient_1ND.new_zeros(self.shape_BSD)
-        spread_BSD.view(-1, self.shape_BSD[-1])[self.supervised_N] = gradient_1ND[0]
-        return spread_BSD
+from potluck.chain.piece import At, Chain, Link, TwoPart
+from potluck.chain.visit import (
+    Tape,
+    Visit,
+    again,
+    back_through_first,
+    back_through_replicated,
+    continued,
+    gradient_at,
+    passed,
+    recorded,
+    recorded_last,
+    run_back,
+)
 
 
 def forward(
@@ -88,20 +65,25 @@ def forward(
         return r
 
     for k, link in enumerate(chain.links):
+        two_part, keeps = of_two(link, comm), k >= lowest and not checkpointing
+        here = []
         for j in halves:
             r = arrived(k, j)
-            if k < lowest or checkpointing:
-                visit, x, p = _passed(link, xs[j], r, ats[j])
-            else:
-                visit, x, p = _recorded(link, xs[j], r, ats[j], below=k > lowest)
-            if k >= lowest:
-                visits[j].append(visit)
-            messages[j] = comm.all_reduce(p)
-            xs[j] = x
+            walk = partial(recorded, below=k > lowest) if keeps else passed
+            visit, xs[j], p = walk(link, xs[j], r, ats[j], two_part)
+            here.append(visit)
+            messages[j] = comm.all_reduce(p, exact=two_part is not None)
+        for j, message in enumerate([*messages] if two_part is not None else []):
+            assert message is not None
+            assert two_part is not None
+            messages[j] = comm.all_reduce(continued(two_part, here[j], message.wait(), ats[j], keeps=keeps))
+        if k >= lowest:
+            for j in halves:
+                visits[j].append(here[j])
     hidden, tapes = [], []
     for j in halves:
         r = arrived(len(chain.links), j)
-        last, h = _recorded_last(chain, xs[j], r, ats[j], below=lowest < len(chain.links))
+        last, h = recorded_last(chain, xs[j], r, ats[j], below=lowest < len(chain.links))
         hidden.append(h)
         tapes.append(Tape(ats[j], supervised_halves[j], x_halves[j].shape, visits[j], last))
     return hidden, tapes
@@ -119,105 +101,42 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
     above: list[Visit] = [tape.last for tape in tapes]
     for k in reversed(range(lowest, len(chain.links))):
         link = chain.links[k]
+        two_part = of_two(link, comm)
         for j in halves:
             message = messages[j]
             h_grad = message.wait() if message else h_grads[j]
-            r_grad, x_grad = _back_through_replicated(above[j], x_grads[j], h_grad)
+            r_grad, x_grad = back_through_replicated(above[j], x_grads[j], h_grad)
             if k + 1 == chain.pointwise_from:
                 r_grad, x_grad = tapes[j].spread(r_grad), tapes[j].spread(x_grad)
             x_grads[j] = x_grad
             visit = tapes[j].visits.pop()
             if visit.contents is not None:
-                visit, _, _ = _recorded(link, *visit.contents, tapes[j].at, below=k > lowest)
+                visit = again(link, visit, tapes[j].at, two_part, below=k > lowest)
             if visit.p is not None:
-                _run_back([(visit.p, r_grad)])
-            messages[j] = None if visit.h_in is None else comm.all_reduce(_gradient(visit.h_in))
+                run_back([(visit.p, r_grad)])
+            if visit.between is None:
+                messages[j] = None if visit.h_in is None else comm.all_reduce(gradient_at(visit.h_in))
+            elif visit.between.r_in is not None:
+                messages[j] = comm.all_reduce(gradient_at(visit.between.r_in), exact=True)
             above[j] = visit
+        for j, message in enumerate([*messages] if two_part is not None else []):
+            if (between := above[j].between) is not None:
+                back_through_first(between, message.wait() if message and between.r_in is not None else None)
+            messages[j] = None if (h_in := above[j].h_in) is None else comm.all_reduce(gradient_at(h_in))
     for j in halves:
         message = messages[j]
         if lowest == len(chain.links):
             if chain.last_trained:
-                _back_through_replicated(above[j], None, h_grads[j])
+                back_through_replicated(above[j], None, h_grads[j])
         elif message is not None:
-            _back_through_replicated(above[j], x_grads[j], message.wait())
+            back_through_replicated(above[j], x_grads[j], message.wait())
+
+
+def of_two(link: Link, comm: Comm) -> TwoPart | None:
+    """The link's sharded piece, if it has two parts and other devices have terms of what is between."""
+    return link.sharded if comm.world_size > 1 and isinstance(link.sharded, TwoPart) else None
 
 
 def _kept(tensor_BSD: Tensor, supervised_N: Tensor) -> Tensor:
     """``[1, N, D]``: these positions alone."""
     return tensor_BSD.flatten(0, 1).index_select(0, supervised_N)[None]
-
-
-class _Enter(torch.autograd.Function):
-    """Lets a tensor into a graph by way of a place that takes its gradient, without keeping the tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, place: Tensor, content: Tensor) -> Tensor:
-        return content.view_as(content)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0], None
-
-
-def _enter(content: Tensor, wanted: bool) -> tuple[Tensor | None, Tensor]:
-    """A place for the gradient of ``content`` if it is ``wanted``, and ``content`` as the graph's input."""
-    if not wanted:
-        return None, content
-    place = content.new_zeros(()).expand(content.shape).requires_grad_()
-    entered: Tensor = _Enter.apply(place, content)  # type: ignore[no-untyped-call]
-    return place, entered
-
-
-def _edge(output: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(output) if output.requires_grad else None
-
-
-def _passed(link: Link, x: Tensor, r: Tensor | None, at: At) -> tuple[Visit, Tensor, Tensor]:
-    """Walk one link without a graph; returns its visit, the new stream and the partial sum."""
-    with torch.no_grad():
-        x_out, h = link.replicated(x, r, at)
-        return Visit(contents=(x, r)), x_out, link.sharded(h, at)
-
-
-def _recorded(link: Link, x: Tensor, r: Tensor | None, at: At, *, below: bool) -> tuple[Visit, Tensor, Tensor]:
-    """Walk one link, keeping its graphs; ``below`` says that something is trained under it."""
-    with torch.enable_grad():
-        visit, x_out, h_out = _entered(link.replicated, x, r, at, below)
-        visit.h_in, h = _enter(h_out.detach(), below or bool(link.replicated_trained))
-        p = link.sharded(h, at)
-    visit.p = _edge(p)
-    return visit, x_out.detach(), p.detach()
-
-
-def _recorded_last(chain: Chain, x: Tensor, r: Tensor | None, at: At, *, below: bool) -> tuple[Visit, Tensor]:
-    """Walk the last piece, keeping its graph; returns the hidden states too."""
-    with torch.set_grad_enabled(below or bool(chain.last_trained)):
-        visit, _, h_out = _entered(chain.last, x, r, at, below)
-    return visit, h_out.detach()
-
-
-def _entered(piece: Replicated, x: Tensor, r: Tensor | None, at: At, below: bool) -> tuple[Visit, Tensor, Tensor]:
-    x_in, x = _enter(x, below)
-    r_in, r = (None, None) if r is None else _enter(r, below)
-    x_out, h_out = piece(x, r, at)
-    return Visit(x_in, r_in, x_out=_edge(x_out), h_out=_edge(h_out)), x_out, h_out
-
-
-def _back_through_replicated(visit: Visit, x_grad: Tensor | None, h_grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of ``(r, x)`` from those of ``(x, h)``; without meaning where nothing below is trained."""
-    edges = [(edge, grad) for edge, grad in ((visit.h_out, h_grad), (visit.x_out, x_grad)) if edge is not None]
-    _run_back([(edge, grad) for edge, grad in edges if grad is not None])
-    x_grad_in = h_grad if visit.x_in is None else _gradient(visit.x_in)
-    return x_grad_in if visit.r_in is None else _gradient(visit.r_in), x_grad_in
-
-
-def _run_back(ends: Sequence[tuple[GradientEdge, Tensor]]) -> None:
-    """Run a piece's graph backward; gradients are brought to the dtypes of its outputs."""
-    edges = [edge for edge, _ in ends]
-    dtypes = [edge.node._input_metadata[edge.output_nr].dtype for edge in edges]
-    gradients = [gradient.to(dtype) for (_, gradient), dtype in zip(ends, dtypes, strict=True)]
-    torch.autograd.backward(edges, gradients)
-
-
-def _gradient(place: Tensor) -> Tensor:
-    return torch.zeros(place.shape, dtype=place.dtype) if place.grad is None else place.grad

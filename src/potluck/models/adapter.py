@@ -21,7 +21,14 @@ TEMPLATE_FILE = "chat_template.jinja"
 _PREFIX = "base_model.model."  # PeftModel holds LoraModel as base_model, which holds the model as model
 
 
-def adapter_config(lora: Lora, base: str, targets: Sequence[str], *, inputs_first: bool = False) -> dict[str, Any]:
+def adapter_config(
+    lora: Lora,
+    base: str,
+    targets: Sequence[str],
+    *,
+    inputs_first: bool = False,
+    modules_to_save: Sequence[str] = (),
+) -> dict[str, Any]:
     """The content of ``adapter_config.json``.
 
     Args:
@@ -29,6 +36,7 @@ def adapter_config(lora: Lora, base: str, targets: Sequence[str], *, inputs_firs
         base: the model as the person called it; stock ``peft`` loads it by this name.
         targets: names of the adapted linears; each matches modules of that name or with that last part, as in PEFT.
         inputs_first: whether the model stores linears as ``[in, out]``.
+        modules_to_save: names of modules that were trained whole: those of the head of whole sequences.
     """
     from peft import LoraConfig, TaskType
 
@@ -37,7 +45,8 @@ def adapter_config(lora: Lora, base: str, targets: Sequence[str], *, inputs_firs
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         target_modules=list(targets),
-        task_type=TaskType.CAUSAL_LM,
+        task_type=TaskType.SEQ_CLS if modules_to_save else TaskType.CAUSAL_LM,
+        modules_to_save=list(modules_to_save) or None,
         base_model_name_or_path=base,
         fan_in_fan_out=inputs_first,
         inference_mode=True,
@@ -54,7 +63,7 @@ def write_adapter(
     Args:
         directory: an existing directory.
         tensors: whole tensors by their name in the model, ``model.layers.0.self_attn.q_proj.lora_A.weight`` of
-            shape ``(rank, inputs)`` and ``...lora_B.weight`` of shape ``(outputs, rank)``.
+            shape ``(rank, inputs)`` and ``...lora_B.weight`` of shape ``(outputs, rank)``, and those trained whole.
         config: what :func:`adapter_config` returned.
         chat_template: a template of the job's own; the base model's is not repeated.
 

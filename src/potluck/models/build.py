@@ -1,7 +1,7 @@
 """A device's chain, built from its share of a checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from potluck.chain.attention import Attention, kv_heads
 from potluck.chain.embedding import Embedding, ReadRows
+from potluck.chain.heads import AnyHead
+from potluck.chain.joint_norm import JointlyNormedAttention, JointNorm
 from potluck.chain.loss import Head
 from potluck.chain.mlp import GatedMlp, Mlp
 from potluck.chain.piece import Chain, Link, Replicated, Sharded
@@ -18,6 +20,7 @@ from potluck.chain.share import Share
 from potluck.job import Lora
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
+from potluck.models.sequence_head import build_classifier
 from potluck.models.targets import match_targets
 from potluck.models.weights import Weights
 
@@ -27,7 +30,7 @@ class Part:
     """What one device holds of a model, ready to walk."""
 
     chain: Chain
-    head: Head
+    head: AnyHead
     embedding: Embedding
     """Reads rows from disk; used only by a device that owns ids."""
     target_rows: ReadRows
@@ -37,6 +40,8 @@ class Part:
     hidden_size: int
     weight_bytes: int
     """Memory of this device's weights, adapters included."""
+    segments: bool = False
+    """Whether tokens are of one of several segments, which the embedding tells apart."""
 
 
 def build_part(
@@ -54,7 +59,7 @@ def build_part(
 
     Args:
         checkpoint: the whole model, on disk as a rule.
-        decoder: its family's description.
+        decoder: its family's description; of a head of whole sequences, the device that has the last link gets all.
         shares: what every rank holds; ranks must agree on it.
         rank: this device.
         compute: dtype of the linears; frozen weights are kept in it, trained ones in float32 or better.
@@ -63,22 +68,34 @@ def build_part(
         links: which of the chain's links, as :func:`build_chain` counts them; all if None.
 
     Raises:
-        BadInput: a target matches nothing.
+        BadInput: a target matches nothing, or the checkpoint has a head for another number of classes.
     """
     targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
     cutter = Cutter(checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first)
-    head_name = head_of(decoder)
-    W_VD = checkpoint.read(head_name, dtype=compute, rows=shares[rank].vocab_rows)
-    chain = build_chain(decoder, shares, rank, compute, cutter, links or range(2 * len(decoder.layers)))
+    links = links or range(2 * len(decoder.layers))
+    chain = build_chain(decoder, shares, rank, compute, cutter, links)
+    head_name, head = head_of(decoder), _head(checkpoint, decoder, shares[rank], compute, cutter, links)
     return Part(
-        chain=chain,
-        head=Head(W_VD, decoder.logit_softcap),
+        chain=replace(chain, last_trained=(*chain.last_trained, *cutter.taken())),
+        head=head,
         embedding=embedding_of(checkpoint, decoder),
         target_rows=lambda ids: checkpoint.rows(head_name, ids, dtype=compute),
         stream=torch.promote_types(compute, torch.float32),
         hidden_size=decoder.hidden_size,
-        weight_bytes=cutter.weight_bytes + W_VD.nbytes,
+        weight_bytes=cutter.weight_bytes + (head.W_VD.nbytes if isinstance(head, Head) else 0),
+        segments=decoder.segments > 1,
     )
+
+
+def _head(
+    checkpoint: Weights, decoder: Decoder, share: Share, compute: torch.dtype, cutter: Cutter, links: range
+) -> AnyHead:
+    if decoder.sequence is None:
+        W_VD = checkpoint.read(head_of(decoder), dtype=compute, rows=share.vocab_rows)
+        return Head(W_VD, decoder.logit_softcap)
+    if links.stop == 2 * len(decoder.layers):
+        return build_classifier(cutter, decoder, decoder.sequence)
+    return Head(torch.empty(0, decoder.hidden_size, dtype=compute))  # of a stage that others follow
 
 
 def build_chain(
@@ -100,23 +117,30 @@ def head_of(decoder: Decoder) -> str:
 
 def embedding_tables(decoder: Decoder) -> tuple[str, ...]:
     """Names of the tensors that the first residual stream is made from."""
-    return tuple(f"{name}.weight" for name in (decoder.names.embedding, decoder.names.positions) if name is not None)
+    names = decoder.names
+    return tuple(f"{name}.weight" for name in (names.embedding, names.positions, names.types) if name is not None)
 
 
 def tables(decoder: Decoder) -> tuple[str, ...]:
     """Those, and the head where it is a table of its own: single rows of them would tell token ids, or how many."""
+    if decoder.sequence is not None:
+        return embedding_tables(decoder)
     return tuple(dict.fromkeys((*embedding_tables(decoder), head_of(decoder))))
 
 
 def embedding_of(weights: Weights, decoder: Decoder) -> Embedding:
     """Reads rows from ``weights`` as ids ask for them."""
-    table, *learned = embedding_tables(decoder)
-    offset = decoder.position_offset
+    names, offset = decoder.names, decoder.position_offset
 
     def positions(S: int) -> Tensor:
-        return weights.read(learned[0], rows=Ranges.of(offset, offset + S))
+        return weights.read(f"{names.positions}.weight", rows=Ranges.of(offset, offset + S))
 
-    return Embedding(lambda ids: weights.rows(table, ids), decoder.embedding_scale, positions if learned else None)
+    return Embedding(
+        lambda ids: weights.rows(f"{names.embedding}.weight", ids),
+        decoder.embedding_scale,
+        None if names.positions is None else positions,
+        None if names.types is None else lambda: weights.read(f"{names.types}.weight"),
+    )
 
 
 @dataclass
@@ -126,30 +150,44 @@ class _Builder:
     rank: int
     compute: torch.dtype
     cutter: Cutter
+    norms: dict[str, AnyNorm] = field(default_factory=dict)
+    """By name: attention and MLP that read the same have one norm."""
 
     def chain(self, numbers: range) -> Chain:
         d, n = self.decoder, self.decoder.names
         links = []
         added, norm_of_sum = None, None  # the linear whose partial sums reach the next replicated piece
+        norm_of_stream = n.embedding_norm if numbers.start == 0 else None
         for number in numbers:
             i, is_mlp = divmod(number, 2)
             before, after = (n.before_mlp, n.after_mlp) if is_mlp else (n.before_attention, n.after_attention)
             # what the MLP reads is not what the attention wrote: so are both read from the stream of one link before
-            piece = self._add_norm(i, before, added, norm_of_sum, before_sum=d.parallel and bool(is_mlp))
+            before_sum = d.parallel and bool(is_mlp)
+            piece = self._add_norm(i, before, added, norm_of_sum, norm_of_stream, before_sum=before_sum)
             links.append(self._link(piece, partial(self._mlp if is_mlp else self._attention, i)))
             added, norm_of_sum = (
                 d.full_name(i, n.out if is_mlp else n.o),
                 None if after is None else d.full_name(i, after),
             )
+            of_stream = n.stream_after_mlp if is_mlp else n.stream_after_attention
+            norm_of_stream = None if of_stream is None else d.full_name(i, of_stream)
         pointwise_from = len(links) - 1 if numbers and numbers[-1] % 2 else len(links)
-        return Chain(tuple(links), self._last(numbers, added, norm_of_sum), pointwise_from, self.cutter.taken())
+        last = self._last(numbers, added, norm_of_sum, norm_of_stream)
+        return Chain(tuple(links), last, pointwise_from, self.cutter.taken())
 
     def _link(self, replicated: Replicated, sharded: Callable[[], Sharded]) -> Link:
         replicated_trained = self.cutter.taken()
         return Link(replicated, sharded(), replicated_trained, self.cutter.taken())
 
     def _add_norm(
-        self, i: int, norm: str | None, added: str | None, norm_of_sum: str | None, *, before_sum: bool
+        self,
+        i: int,
+        norm: str | None,
+        added: str | None,
+        norm_of_sum: str | None,
+        norm_of_stream: str | None,
+        *,
+        before_sum: bool,
     ) -> AddNorm:
         d = self.decoder
         return AddNorm(
@@ -159,27 +197,33 @@ class _Builder:
             None if norm_of_sum is None else self._norm(norm_of_sum),
             scale=d.residual_scale,
             before_sum=before_sum,
+            norm_of_stream=None if norm_of_stream is None else self._norm(norm_of_stream),
         )
 
-    def _last(self, numbers: range, added: str | None, norm_of_sum: str | None) -> AddNorm:
+    def _last(self, numbers: range, added: str | None, norm_of_sum: str | None, norm_of_stream: str | None) -> AddNorm:
         d = self.decoder
         at_head = numbers.stop == 2 * len(d.layers)
         return AddNorm(
-            self._norm(d.names.last_norm) if at_head else None,
+            self._norm(d.names.last_norm) if at_head and d.names.last_norm is not None else None,
             self.compute if at_head else None,
             None if added is None else self.cutter.row_bias(added),
             None if norm_of_sum is None else self._norm(norm_of_sum),
             scale=d.residual_scale,
             h_scale=d.logit_scale if at_head else 1.0,
+            norm_of_stream=None if norm_of_stream is None else self._norm(norm_of_stream),
         )
 
     def _norm(self, name: str) -> AnyNorm:
+        """One of a name: attention and MLP may share theirs."""
         d = self.decoder
-        if d.norm == "layer":
-            return self.cutter.layer_norm(name, d.norm_eps)
-        return self.cutter.norm(name, d.norm_eps, d.norm_offset)
+        if name not in self.norms:
+            layer = d.norm == "layer"
+            cutter = self.cutter
+            norm = cutter.layer_norm(name, d.norm_eps) if layer else cutter.norm(name, d.norm_eps, d.norm_offset)
+            self.norms[name] = norm
+        return self.norms[name]
 
-    def _attention(self, i: int) -> Attention:
+    def _attention(self, i: int) -> Attention | JointlyNormedAttention:
         d, n = self.decoder, self.decoder.names
         K, group = d.head_dim, d.num_heads // d.num_kv_heads
         queries = tuple(share.heads.scaled(K) for share in self.shares)
@@ -195,9 +239,8 @@ class _Builder:
             held = [
                 tuple(joined(q, g.scaled(K, first_k), g.scaled(K, first_v)) for q, g in zip(queries, kv, strict=True))
             ]
-        normed = d.head_norms != "none"
-        q_norm, k_norm = (self._head_norm(i, name) if normed else None for name in n.head_norms)
-        return Attention(
+        q_norm, k_norm = (self._head_norm(i, name) if d.head_norms == "each" else None for name in n.head_norms)
+        attention = Attention(
             qkv=self.cutter.column([d.full_name(i, name) for name in n.qkv], held),
             o=self.cutter.row(d.full_name(i, n.o), queries),
             sizes=(len(queries[self.rank]), len(keys[self.rank]), len(keys[self.rank])),
@@ -207,11 +250,25 @@ class _Builder:
             kv_of_q_H=needed[self.rank][1],
             q_norm=q_norm,
             k_norm=k_norm,
-            norm_each=d.head_norms != "all",
             window=d.layers[i].window,
             softcap=d.attention_softcap,
             by_head=d.by_head,
+            bidirectional=d.bidirectional,
         )
+        if d.head_norms != "all":
+            return attention
+        return JointlyNormedAttention(
+            attention, *(self._joint(i, *of) for of in zip(n.head_norms, (queries, keys), strict=True))
+        )
+
+    def _joint(self, i: int, name: str, held: tuple[Ranges, ...]) -> JointNorm:
+        """A norm over all heads; what several devices hold is the last of the one before and the first of the next."""
+        d = self.decoder
+        before = {element for ranges in held[: self.rank] for element in ranges}
+        counted = sum(element not in before for element in held[self.rank])
+        weight_O = self.cutter.cut_norm(d.full_name(i, name), held)
+        first = len(held[self.rank]) - counted
+        return JointNorm(weight_O, slice(first, None), len({e for ranges in held for e in ranges}), d.norm_eps)
 
     def _head_norm(self, i: int, name: str) -> AnyNorm:
         d = self.decoder

@@ -12,6 +12,7 @@ from potluck.chain.linear import CutLinears, LoraPart
 from potluck.chain.ranges import Ranges
 from potluck.chain.residual import LayerNorm, Norm
 from potluck.chain.trained import Gradient, Trained
+from potluck.errors import BadInput
 from potluck.job import Lora
 from potluck.models.weights import Weights
 
@@ -110,10 +111,39 @@ class Cutter:
         weight = self._read(f"{name}.weight", None, (), "partial" if per_head else "equal")
         return Norm(weight, eps, offset)
 
+    def cut_norm(self, name: str, held: tuple[Ranges, ...]) -> Tensor:
+        """The weight of a norm over all heads, as far as this device has them."""
+        return self._read(f"{name}.weight", 0, held, _overlaps(held))
+
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """A norm with mean and, where the checkpoint has one, bias."""
         weight = self._read(f"{name}.weight", None, (), "equal")
         return LayerNorm(weight, self.row_bias(name), eps)
+
+    def of_head(self, name: str, shape: tuple[int, ...], *, spread: float, trained: bool) -> Tensor:
+        """A tensor of the head of whole sequences, in float32 or better; every device has it whole.
+
+        Where the checkpoint has none, it is drawn from a normal distribution with standard deviation ``spread``: the
+        same on every device. Only who has labels has a gradient of it.
+
+        Raises:
+            BadInput: the checkpoint's has another shape: it is for other classes.
+        """
+        if name in self.checkpoint.names:
+            if (stored := tuple(self.checkpoint.shape(name))) != shape:
+                raise BadInput(
+                    f"The model has a head of its own for another task: {name} has shape {stored}, and this one needs"
+                    f" {shape}. Use the model without that head, or the classes it was trained on."
+                )
+            tensor = self.checkpoint.read(name, dtype=_master(self.compute))
+        else:
+            drawn = torch.zeros(shape)
+            if spread:
+                drawn.normal_(0, spread, generator=self._generator(name))
+            tensor = drawn.to(self.device, _master(self.compute))
+        if not trained or self.lora is None:
+            self.weight_bytes += tensor.nbytes
+        return self._train(name, tensor, shape, None, (), "partial") if trained else tensor
 
     def _weight(self, name: str, dim: int, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
         """A linear's weight as ``[out, in]``, cut along ``dim`` of that."""
@@ -155,12 +185,15 @@ class Cutter:
     def _initial_A(self, name: str) -> Tensor:
         """Whole ``A [r, in]``, uniform within ``1 / sqrt(in)`` as PEFT draws it; the same on every device."""
         assert self.lora is not None
-        key = blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key) >> 1)
         _, inputs = self._shape_OI(name)
         bound = 1 / math.sqrt(inputs)
-        drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=generator)
+        drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=self._generator(name))
         return drawn.to(self.device, _master(self.compute))
+
+    def _generator(self, name: str) -> torch.Generator:
+        """The same on every device for a name."""
+        key = blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(key) >> 1)
 
 
 def _overlaps(held: tuple[Ranges, ...]) -> Gradient:

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from potluck.errors import BadInput
+from potluck.job import JOB_FILE
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import names_of
+from potluck.models.families import decoder_of, names_of
+from potluck.models.families import read_config as read_model_config
+from potluck.models.families.decoder import Decoder
 from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_directory
+from potluck.models.sequence_head import is_of_base, kind_in_job, write_sequence_config
 
 # fields of an adapter's configuration that change what it computes beyond W + scale * B A
 _UNSUPPORTED = (
@@ -21,7 +26,6 @@ _UNSUPPORTED = (
     "lora_bias",
     "rank_pattern",
     "alpha_pattern",
-    "modules_to_save",
     "layer_replication",
     "trainable_token_indices",
     "target_parameters",
@@ -37,7 +41,8 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
     ``scale`` is alpha / rank (alpha / sqrt(rank) where the adapter says ``use_rslora``). The sum is taken in float32
     (float64 for float64 weights) and stored in the base's dtype. Tokenizer and configuration are copied; a chat
     template of the adapter's own wins, and files of the adapter's named in ``along`` come too, where it has them.
-    Memory holds one tensor and one shard.
+    Modules that were trained whole beside the adapter, those of a head of whole sequences, take the place of the
+    base's; what it tells is read from the job beside the adapter. Memory holds one tensor and one shard.
 
     Raises:
         BadInput: the adapter is none, is of a kind that cannot be merged, or does not fit the base; or ``output`` may
@@ -51,8 +56,11 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
     scale, inputs_first = _scale(adapter_dir, config), bool(config.get("fan_in_fan_out"))
     tensors = read_tensors(adapter_dir)
     with Checkpoint.open(base_dir) as base:
-        pairs = _pairs(adapter_dir, _without_copies(adapter_dir, base, tensors))
-        names = _stored_once(base_dir, base)
+        adapters, head = _without_head(adapter_dir, config, _without_copies(adapter_dir, base, tensors))
+        pairs = _pairs(adapter_dir, adapters)
+        decoder = decoder_of(read_model_config(base_dir)) if head else None
+        names = [name for name in _stored_once(base_dir, base) if decoder is None or is_of_base(name, decoder)]
+        names = [name for name in names if name not in head]
         _check_fit(adapter_dir, base, names, pairs, inputs_first)
         with replace_directory(output, overwrite) as directory:
             writer = CheckpointWriter(directory)
@@ -63,11 +71,43 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
                     # (W + B A)^T = W^T + A^T B^T
                     whole = _merged(whole, *((b_OR.T, a_RI.T) if inputs_first else (a_RI, b_OR)), scale)
                 writer.add(name, whole)
+            for name, tensor in head.items():
+                writer.add(name, tensor.to(base.dtype(names[0])))
             writer.finish()
             copy_beside_weights(base_dir, directory)
+            if decoder is not None:
+                _say_what_it_tells(adapter_dir, directory, head, decoder)
             for file_name in (TEMPLATE_FILE, *along):
                 if (adapter_dir / file_name).is_file():
                     shutil.copyfile(adapter_dir / file_name, directory / file_name)
+
+
+def _without_head(
+    adapter_dir: Path, config: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The adapters' tensors, and those of modules that were trained whole."""
+    modules = config.get("modules_to_save") or []
+    head = {name: tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    odd = [name for name in head if not set(modules) & set(name.split("."))]
+    if modules and (odd or not head or config.get("task_type") != "SEQ_CLS"):
+        raise BadInput(
+            f"{adapter_dir} cannot be merged: of its modules_to_save only those of a head of whole sequences"
+            f" (task_type SEQ_CLS) are supported{f', not {odd[0]}' if odd else ''}."
+        )
+    if not modules:
+        return tensors, {}
+    return {name: tensor for name, tensor in tensors.items() if name not in head}, head
+
+
+def _say_what_it_tells(adapter_dir: Path, directory: Path, head: dict[str, Tensor], decoder: Decoder) -> None:
+    job = adapter_dir / JOB_FILE
+    content = yaml.safe_load(job.read_text(encoding="utf-8")) if job.is_file() else None
+    kind, labels = kind_in_job(content if isinstance(content, dict) else {})
+    names = decoder.names.classifier
+    size = 0 if names is None else len(head.get(f"{names.out}.weight", ()))
+    if not size:
+        raise BadInput(f"{adapter_dir} cannot be merged: it brings no head that this family of models has.")
+    write_sequence_config(directory, kind if size == 1 else "classes", labels, size)
 
 
 def _scale(adapter_dir: Path, config: dict[str, Any]) -> float:

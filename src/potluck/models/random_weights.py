@@ -74,13 +74,18 @@ def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
         if name in decoder.biased:
             block[f"{name}.bias"] = (out,)
     if decoder.head_norms != "none":
-        normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim,) * 2
+        normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim, decoder.head_dim)
         block |= {f"{norm}.weight": (size,) for norm, size in zip(names.head_norms, normed, strict=True)}
     block |= {name: (D,) for norm in decoder.norm_names() for name in _norm(decoder, norm)}
-    ends = {f"{names.embedding}.weight": (decoder.vocab_size, D)}
-    ends |= dict.fromkeys(_norm(decoder, names.last_norm), (D,))
+    ends: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (decoder.vocab_size, D)}
+    for end in filter(None, (names.embedding_norm, names.last_norm)):
+        ends |= dict.fromkeys(_norm(decoder, end), (D,))
     if names.positions is not None:
         ends[f"{names.positions}.weight"] = (decoder.position_offset + decoder.max_positions, D)
+    if names.types is not None:
+        ends[f"{names.types}.weight"] = (decoder.segments, D)
+    if names.classifier is not None and names.classifier.hidden_of_base:
+        ends |= {f"{names.classifier.hidden}.weight": (D, D), f"{names.classifier.hidden}.bias": (D,)}
     if not decoder.tied:
         ends[f"{names.head}.weight"] = (decoder.vocab_size, D)
     layers = range(len(decoder.layers))

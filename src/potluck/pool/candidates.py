@@ -17,7 +17,6 @@ from potluck.pool.stage_costs import rows_a_turn
 from potluck.pool.stages import best_stages, even_stages
 from potluck.pool.task import Task, task_of
 
-TENSORS = ("tensor", "tensor-uniform")
 _WORTH_TELLING = 0.98
 _MOVED_LIMIT_S = 0.5
 _ONE_DEVICE = "there is one device only."
@@ -66,10 +65,7 @@ def plans(
     found = [single(task, profiles[0], owners)]
     if not job.data_stays:
         found += [single(task, profile, owners) for profile in profiles[1:]]
-    if decoder.whole_heads and len(profiles) > 1:
-        found += [Candidate(name, False, f"With this model, {decoder.whole_heads}.") for name in TENSORS]
-    else:
-        found += [_tensor(task, profiles, owners), tensor_uniform(task, profiles, owners)]
+    found += [_tensor(task, profiles, owners), tensor_uniform(task, profiles, owners)]
     found += [_pipeline(strategy, job, decoder, work, profiles, owners) for strategy in PIPELINES]
     found.append(_data(job, decoder, work, profiles, owners))
     return _with_reasons(task, profiles, found)
@@ -107,9 +103,8 @@ def if_data_moved(
     task = task_of(job, decoder, work, owners=len(owners))
     moved = [single(task, profile, {profile.device}) for profile in profiles]
     moved += [c for c in candidates if c.moves_data and c.strategy != "single"]
-    if len(owners) > 1 and not decoder.whole_heads:
-        moved.append(_tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S))
     if len(owners) > 1:
+        moved.append(_tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S))
         moved.append(_data(job.model_copy(update={"data_stays": False}), decoder, work, profiles, owners))
     steps = [
         (c.prediction.step_s, _who(c.plan)) for c in moved if c.plan and c.prediction and not missing(c.prediction)

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Job
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.models.precision import choose_dtype
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
 from potluck.pool.cost import Prediction
@@ -44,9 +44,10 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
         listener: told profiles, plan and reasons.
 
     Raises:
-        BadInput: no plan fits.
+        BadInput: no plan fits, or the model cannot do the job's task.
         DeviceLost: a device ended.
     """
+    decoder = decoder_for(config, job)
     if not crew.measured:
         shape = config.get_text_config()
         job = job.model_copy(update={"dtype": choose_dtype(job.dtype, shape.hidden_size, shape.intermediate_size)})
@@ -55,7 +56,6 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
     profiles, longest = _measured(job, config, examples, crew)
     work = profiles[COORDINATOR].work.model_copy(update={"longest": longest})
     job = job.model_copy(update={"dtype": work.dtype})
-    decoder = decoder_of(config)
     owners = [crew.names[rank] for rank in crew.owners]
     if job.shares is not None or ":" in job.devices:
         by_ratio = job if ":" in job.devices else job.model_copy(update={"devices": str(len(crew.names))})

@@ -23,7 +23,7 @@ from potluck.chain.pace import Pace, come_first
 from potluck.errors import BadInput, DeviceLost, PotluckError
 from potluck.job import Job, parse_job
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_for, read_config
 from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.pool.local import stand_back
@@ -120,7 +120,7 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         train(job, plan, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
         return
     fetched = _model(spec, with_tokenizer=spec.owns)
-    decoder = decoder_of(read_config(fetched.directory))
+    decoder = decoder_for(read_config(fetched.directory), job)
     lora = job.lora if job.train == "lora" else None
 
     def progress(done: int, total: int) -> None:
@@ -169,14 +169,14 @@ def _measure(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup |
     """Read what data a guest brings, agree on a dtype, then measure this device and the link between all."""
     from potluck.pool.link import measure_link
     from potluck.pool.measure import measure
-    from potluck.pool.measured_work import config_of, message_bytes
+    from potluck.pool.measured_work import decoder_of_work, message_bytes
 
     assert spec.work is not None
     work = Work.model_validate(spec.work)
     longest = _longest_of_guest(spec, job, emit) if spec.owns and spec.rank and spec.access is not None else 0
     comm, pace = _comm(spec, job, make_group)
     if job.dtype == "auto":
-        model = decoder_of(config_of(work))
+        model = decoder_of_work(work)
         slower = float(choose_dtype("auto", model.hidden_size, model.intermediate_size) != "bf16")
         # bf16 can be a hundred times slower where the processor has no instructions for it: one such device decides
         anyone_slower = float(comm.all_reduce(torch.tensor([slower]), exact=True).wait())
@@ -193,7 +193,7 @@ def _longest_of_guest(spec: DeviceSpec, job: Job, emit: Emit) -> int:
     fetched = _model(spec, with_tokenizer=True)
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
     model_dir = fetched.directory
-    decoder = decoder_of(read_config(model_dir))
+    decoder = decoder_for(read_config(model_dir), job)
     encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
     return max(len(example.ids) for example in encoded.examples)
 

@@ -100,18 +100,10 @@ def squared_norm(held: Sequence[Held], rank: int) -> Tensor:
     return total
 
 
-def spread_values(held: Sequence[Held], comm: Comm) -> None:
-    """Give every holder the values of each replicated tensor's home and of each shared row's first holder."""
+def spread_shared(held: Sequence[Held], comm: Comm) -> None:
+    """Give every holder of a shared row the values of its first holder."""
     if comm.group is None:
         return
-    for home in range(comm.world_size):
-        whole = [h.trained.local for h in held if h.home == home]
-        if whole:
-            flat = torch.cat([t.detach().flatten() for t in whole])
-            flat = comm.broadcast(flat, home).wait()
-            if home != comm.rank:
-                for t, part in zip(whole, flat.split([t.numel() for t in whole]), strict=True):
-                    t.detach().copy_(part.view_as(t))
     shared = [_slot(h) for h in held if h.shared]
     if not shared:
         return

@@ -18,6 +18,10 @@ class Half:
     """Supervised positions as indices into ``B * S``."""
     ids_BS: Tensor | None = None
     targets_N: Tensor | None = None
+    types_BS: Tensor | None = None
+    """Segments of tokens, where they are owned and there is more than one."""
+    lengths_B: Tensor | None = None
+    """Tokens of each row, int64."""
 
 
 def deal(layout: Layout, batch: Batch | None, halves: int) -> list[Half]:
@@ -35,11 +39,14 @@ def deal(layout: Layout, batch: Batch | None, halves: int) -> list[Half]:
     for rows in parts:
         S = max(layout.lengths[row] for row in rows)
         flat = [i * S + position for i, row in enumerate(rows) for position in layout.positions[row]]
-        ids_BS = targets_N = None
+        ids_BS = targets_N = types_BS = None
         if batch is not None:
+            types_BS = None if batch.types_BS is None else batch.types_BS[list(rows), :S]
             ids_BS = batch.ids_BS[list(rows), :S]
             targets_N = torch.cat([batch.targets_N[offsets[row] : offsets[row + 1]] for row in rows])
-        dealt.append(Half((len(rows), S), torch.tensor(flat, dtype=torch.long), ids_BS, targets_N))
+        lengths_B = torch.tensor([layout.lengths[row] for row in rows])
+        positions_N = torch.tensor(flat, dtype=torch.long)
+        dealt.append(Half((len(rows), S), positions_N, ids_BS, targets_N, types_BS, lengths_B))
     return dealt
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from potluck.chain.comm import Comm, Message
-from potluck.chain.loss import Head, cross_entropy
+from potluck.chain.heads import AnyHead, head_loss
+from potluck.chain.loss import Head, Targets
 from potluck.chain.pace import Pace
 from potluck.chain.piece import At, Chain, Link
 from potluck.chain.ranges import Ranges
@@ -21,12 +22,11 @@ from potluck.chain.share import Share
 from potluck.chain.walk import backward, forward
 from potluck.job import Lora
 from potluck.models.build import build_part
-from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
 from potluck.models.precision import torch_dtype
 from potluck.models.random_weights import RandomWeights
 from potluck.models.targets import match_targets
-from potluck.pool.measured_work import config_of
+from potluck.pool.measured_work import decoder_of_work
 from potluck.pool.profile import Work
 
 HEAD_WALKS = 2
@@ -87,8 +87,8 @@ class Samples:
     """Query heads of the measured attention links."""
     mlp: tuple[int, ...]
     """Columns of the measured MLP links."""
-    heads: dict[int, Head]
-    """By vocabulary rows."""
+    heads: dict[int, AnyHead]
+    """By vocabulary rows; the one of whole sequences has none."""
     x_BSD: Tensor
     """The first residual stream."""
     supervised_N: Tensor
@@ -103,9 +103,9 @@ class Samples:
     @property
     def weight_bytes(self) -> int:
         """Memory of all weights and adapters, each storage counted once."""
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(self.chain)}
-        W_VD = self.heads[max(self.heads)].W_VD
-        return sum(storages.values()) + W_VD.untyped_storage().nbytes()
+        tensors = [*tensors_in(self.chain), *tensors_in(self.heads[max(self.heads)])]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
 
 
 def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab_rows: Sequence[int]) -> Samples:
@@ -116,14 +116,13 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
     Raises:
         BadInput: the work's model cannot be used, or an adapter's target matches nothing.
     """
-    config = config_of(work)
-    model = decoder_of(config)
+    model = decoder_of_work(work)
     lora = lora_of_a_block(work.lora, model) if work.train == "lora" else None
     decoder = replace(model, layers=model.layers[:1] * 2)  # the first lacks what a block adds of the one before
     weights = RandomWeights(decoder)
     compute = torch_dtype(work.dtype)
 
-    def links(heads: int, columns: int, rows: int) -> tuple[tuple[Link, ...], Chain, Head]:
+    def links(heads: int, columns: int, rows: int) -> tuple[tuple[Link, ...], Chain, AnyHead]:
         mine = Share(Ranges.of(0, heads), Ranges.of(0, columns), Ranges.of(0, rows))
         rest = Share(Ranges.of(heads, decoder.num_heads), Ranges.of(columns, decoder.intermediate_size), Ranges(()))
         part = build_part(weights, decoder, [mine, rest], 0, compute=compute, lora=lora, seed=0)
@@ -139,7 +138,7 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
         chain=Chain(every, ending.last, len(every), ending.last_trained),
         attention=tuple(attention),
         mlp=tuple(mlp),
-        heads={rows: replace(head, W_VD=head.W_VD[:rows]) for rows in vocab_rows},
+        heads={rows: replace(head, W_VD=head.W_VD[:rows]) if isinstance(head, Head) else head for rows in vocab_rows},
         x_BSD=x_BSD,
         supervised_N=torch.arange(N) * (B * S) // N,
         checkpointing=work.checkpointing,
@@ -180,7 +179,9 @@ def walk_round(samples: Samples, pace: Pace | None) -> Round:
     for _ in range(HEAD_WALKS):
         for rows, head in samples.heads.items():
             watch.start()
-            _, gradients = cross_entropy(head, hidden[:1], None, len(samples.supervised_N), watch)
+            # a head of sequences computes only where labels are, and they are few; they decide nothing of its time
+            targets = None if isinstance(head, Head) else Targets([torch.zeros_like(samples.supervised_N)], _no_rows)
+            _, gradients = head_loss(head, hidden[:1], targets, len(samples.supervised_N), watch)
             watch.lap()
             head_s[rows] += sum(watch.laps) / HEAD_WALKS
     watch.start()
@@ -234,6 +235,10 @@ def tensors_in(holder: object) -> list[Tensor]:
         return [tensor for item in holder for tensor in tensors_in(item)]
     fields = getattr(holder, "__dataclass_fields__", {})
     return [tensor for name in fields for tensor in tensors_in(getattr(holder, name))]
+
+
+def _no_rows(ids: list[int]) -> Tensor:
+    raise AssertionError("classes are no token ids")
 
 
 def _per_link(laps: Sequence[float], links: int) -> list[float]:

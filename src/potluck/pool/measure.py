@@ -21,13 +21,12 @@ from scipy.optimize import nnls
 from potluck.chain.pace import Pace
 from potluck.errors import BadInput
 from potluck.models.cache import user_cache
-from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
 from potluck.models.memory import memory_mib, trim
 from potluck.models.precision import torch_dtype
 from potluck.pool.laps import HEAD_WALKS, Round, Samples, Stopwatch, kept_bytes, make_samples, walk_round
 from potluck.pool.machine import available_bytes, forget_peak, machine_of
-from potluck.pool.measured_work import config_of
+from potluck.pool.measured_work import decoder_of_work
 from potluck.pool.profile import Line, Machine, Profile, Work, parse_profile, write_profile
 
 BUDGET_S = 10.0
@@ -96,10 +95,10 @@ def measure(
 def _measured(work: Work, device: str, machine: Machine, pace: Pace | None) -> Profile:
     from potluck import __version__
 
-    model = decoder_of(config_of(work))
+    model = decoder_of_work(work)
     part = _largest_part(work, model, pace)
     attention, mlp = _counts(model.num_heads, _of_heads(part)), _counts(model.intermediate_size, part)
-    vocab_rows = sorted({max(1, round(model.vocab_size * part * p)) for p in _VOCAB_PARTS})
+    vocab_rows = sorted({max(1, round(model.head_rows * part * p)) for p in _VOCAB_PARTS}) if model.head_rows else [0]
     samples = make_samples(work, attention, mlp, vocab_rows)
     kept = kept_bytes(samples)
     rounds, peak_bytes = _timed(samples, pace)
@@ -204,7 +203,7 @@ def _held_bytes(samples: Samples, kept: Mapping[tuple[str, int], int]) -> int:
 
 def _largest_part(work: Work, model: Decoder, pace: Pace | None) -> float:
     """The largest part of the MLP's units and vocabulary rows that this machine can hold, and can walk in time."""
-    D, K, F, V = model.hidden_size, model.head_dim, model.intermediate_size, model.vocab_size
+    D, K, F, V = model.hidden_size, model.head_dim, model.intermediate_size, model.head_rows
     compute = torch_dtype(work.dtype)
     M, walks = work.rows * work.length, 3 if work.train == "full" else 2
     operation_s = _seconds_per_operation(M, D, min(F, 2048), compute, pace)

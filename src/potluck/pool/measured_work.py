@@ -8,6 +8,8 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from potluck.errors import BadInput
 from potluck.job import Job
+from potluck.models.families import decoder_of, for_task
+from potluck.models.families.decoder import Decoder, SequenceHead
 from potluck.pool.halves import deal
 from potluck.pool.profile import Work
 from potluck.texts.batch import Example
@@ -57,6 +59,7 @@ def work_of(job: Job, config: PretrainedConfig, examples: Sequence[Example], own
         train=job.train,
         lora=job.lora,
         checkpointing=job.checkpointing,
+        sequence=job.task != "causal-lm",
     )
 
 
@@ -81,6 +84,15 @@ def config_of(work: Work) -> PretrainedConfig:
     except Exception as error:  # a config's own checks raise what they like
         raise BadInput(f"The profile's model config cannot be used: {' '.join(str(error).split())[:200]}.") from None
     return config
+
+
+def decoder_of_work(work: Work) -> Decoder:
+    """The description of the work's model; a head of sequences is that of two classes: more of them cost no more.
+
+    Raises:
+        BadInput: the model cannot be used, or not for this.
+    """
+    return for_task(decoder_of(config_of(work)), SequenceHead("classes", 2) if work.sequence else None)
 
 
 def message_bytes(work: Work, wire: str) -> int:

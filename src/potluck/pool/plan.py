@@ -12,7 +12,7 @@ from potluck.chain.ranges import Ranges, split_by
 from potluck.chain.share import Share
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.models.families.decoder import Decoder
 
 MAX_LOCAL_DEVICES = 64
@@ -116,10 +116,10 @@ def make_plan(
         owners: names of those that have training data; the first one if left out.
 
     Raises:
-        BadInput: the model's family is unknown, the shares do not fit the model, the strategy does not fit the number
-            of devices, or it would move data that stay.
+        BadInput: the model's family is unknown or cannot do the job's task, the shares do not fit the model, the
+            strategy does not fit the number of devices, or it would move data that stay.
     """
-    model = decoder_of(config)
+    model = decoder_for(config, job)
     ratio = parse_devices(job.devices)
     world_size = len(ratio)
     if job.strategy in (*PIPELINES, "data"):
@@ -132,12 +132,8 @@ def make_plan(
         raise BadInput(
             "strategy: 'tensor-uniform' gives even shares; leave out the ratio and 'shares', or use 'tensor'."
         )
-    if world_size > 1 and model.whole_heads:
-        raise BadInput(
-            f"strategy: '{strategy}' is not possible with this model: {model.whole_heads}. Use 'pipeline' or 'data'."
-        )
     by_hand = {} if job.shares is None else job.shares.model_dump()
-    totals = {"heads": model.num_heads, "columns": model.intermediate_size, "vocab_rows": model.vocab_size}
+    totals = {"heads": model.num_heads, "columns": model.intermediate_size, "vocab_rows": model.head_rows}
     cuts = {unit: split_by(_counts(unit, total, ratio, by_hand.get(unit))) for unit, total in totals.items()}
     devices = [
         DeviceShare(
@@ -199,7 +195,7 @@ def _to_ends(owner: str, ends: dict[str, str]) -> str:
 
 
 def _whole(model: Decoder) -> tuple[Ranges, Ranges, Ranges]:
-    heads, columns, vocab_rows = model.num_heads, model.intermediate_size, model.vocab_size
+    heads, columns, vocab_rows = model.num_heads, model.intermediate_size, model.head_rows
     return Ranges.of(0, heads), Ranges.of(0, columns), Ranges.of(0, vocab_rows)
 
 

@@ -45,6 +45,8 @@ class Work(_Plain):
     train: Literal["lora", "full"]
     lora: Lora
     checkpointing: bool
+    sequence: bool = False
+    """Whether a head of whole sequences is trained, in place of one over the vocabulary."""
 
 
 class Machine(_Plain):

@@ -8,7 +8,7 @@ from typing import Any
 from potluck.control.names import host_name
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Data, Job
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_for, read_config
 from potluck.models.source import resolve
 from potluck.pool.launch import run_devices
 from potluck.pool.link import nic_link
@@ -48,7 +48,7 @@ def profile_job(
     _check(threads, pace)
     model_dir = resolve(job.model, tell=tell)
     config = read_config(model_dir)
-    decoder = decoder_of(config)
+    decoder = decoder_for(config, job)
     examples = read_training_data(
         job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions
     ).examples

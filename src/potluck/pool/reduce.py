@@ -1,13 +1,15 @@
-"""Gradients that every device has a term of, summed where they are needed.
+"""Between all devices and the homes of replicated tensors: gradients are summed there, values come back from there.
 
 A gradient is needed at its tensor's home alone, which steps the tensor and gives everyone its values. So each device
 sends it there directly: ``(n - 1) / n`` of all gradients instead of the ``2 (n - 1) / n`` of an all-reduce. The home
-adds what comes in the order of ranks.
+adds what comes in the order of ranks. Values leave all homes at the same time, so that no link is idle meanwhile. Both
+ways, chunks bound what is on its way.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +18,12 @@ from potluck.chain.comm import Comm
 from potluck.pool.gradients import Held
 
 CHUNK_BYTES = 4 << 20
-"""Of gradients on their way to one home at once."""
+"""On their way to or from one home at once."""
 _GRADIENTS_TAG = 2
 _CHUNKS_IN_FLIGHT = 2
+
+_Chunk = Sequence[list[Tensor]]
+"""Of each home some parts of tensors, flat and in place."""
 
 
 def reduce_to_homes(
@@ -42,14 +47,9 @@ def reduce_to_homes(
     if comm.group is None:
         return
     awaited_s = comm.clocks.awaited_s
-    homes = [list(_chunks([h for h in held if h.home == home], chunk_bytes)) for home in range(comm.world_size)]
-    in_flight: deque[_Exchanged] = deque()
-    for chunk_of_home in zip_longest(*homes, fillvalue=[]):
-        if len(in_flight) == _CHUNKS_IN_FLIGHT:
-            in_flight.popleft().finish()
-        in_flight.append(_Exchanged(chunk_of_home, walkers, comm))
-    while in_flight:
-        in_flight.popleft().finish()
+    # a device without gradients has the tensors themselves in their places, whose sizes alone it needs
+    gradients = [h.trained.local.detach() if h.trained.local.grad is None else h.trained.local.grad for h in held]
+    _exchange(_chunks(held, gradients, comm, chunk_bytes), lambda chunk: _Summed(chunk, walkers, comm))
     for h in held:
         if h.home != rank:
             h.trained.local.grad = None
@@ -58,15 +58,53 @@ def reduce_to_homes(
     comm.clocks.awaited_s = awaited_s
 
 
-def _chunks(held: Sequence[Held], chunk_bytes: int) -> Iterator[list[Tensor]]:
-    """Parts of gradients, flat and in place, up to ``chunk_bytes`` together; alike on all devices but for contents.
+def spread_from_homes(held: Sequence[Held], comm: Comm, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Give every device the values of each replicated tensor's home, in place.
 
-    A device without gradients has the tensors' parts in their places, whose sizes alone it needs.
+    Args:
+        held: this device's trained tensors; those without a home are left as they are.
+        comm: the messages.
+        chunk_bytes: of one home's values, sent at once; two chunks a home are on their way.
+
+    Raises:
+        DeviceLost: another device ended.
     """
+    if comm.group is None:
+        return
+    whole = [h for h in held if h.home is not None]
+    values = [h.trained.local.detach() for h in whole]
+    _exchange(_chunks(whole, values, comm, chunk_bytes), lambda chunk: _Spread(chunk, comm))
+
+
+class _Exchanged(Protocol):
+    def finish(self) -> None: ...
+
+
+def _exchange(chunks: Iterator[_Chunk], start: Callable[[_Chunk], _Exchanged]) -> None:
+    in_flight: deque[_Exchanged] = deque()
+    for chunk in chunks:
+        if len(in_flight) == _CHUNKS_IN_FLIGHT:
+            in_flight.popleft().finish()
+        in_flight.append(start(chunk))
+    while in_flight:
+        in_flight.popleft().finish()
+
+
+def _chunks(held: Sequence[Held], tensors: Sequence[Tensor], comm: Comm, chunk_bytes: int) -> Iterator[_Chunk]:
+    """A chunk of each home's tensors after the other; alike on all devices but for contents."""
+    homes = [
+        _parts([tensor for h, tensor in zip(held, tensors, strict=True) if h.home == home], chunk_bytes)
+        for home in range(comm.world_size)
+    ]
+    for chunk in zip_longest(*homes, fillvalue=[]):
+        yield list(chunk)
+
+
+def _parts(tensors: Sequence[Tensor], chunk_bytes: int) -> Iterator[list[Tensor]]:
+    """Parts of tensors, flat and in place, up to ``chunk_bytes`` together."""
     chunk: list[Tensor] = []
     room = 0
-    for h in held:
-        tensor = h.trained.local.detach() if h.trained.local.grad is None else h.trained.local.grad
+    for tensor in tensors:
         rest = tensor.view(-1)
         while rest.numel():
             if room == 0:
@@ -79,12 +117,12 @@ def _chunks(held: Sequence[Held], chunk_bytes: int) -> Iterator[list[Tensor]]:
         yield chunk
 
 
-class _Exchanged:
-    """One chunk of each home on its way."""
+class _Summed:
+    """One chunk of each home's gradients on its way."""
 
-    def __init__(self, chunk_of_home: Sequence[list[Tensor]], walkers: Sequence[int], comm: Comm) -> None:
+    def __init__(self, chunk: _Chunk, walkers: Sequence[int], comm: Comm) -> None:
         rank = comm.rank
-        self._mine = chunk_of_home[rank]
+        self._mine = chunk[rank]
         numbers = sum(part.numel() for part in self._mine)
         self._arriving = [
             comm.start_receive(self._mine[0].new_empty(numbers), source, _GRADIENTS_TAG)
@@ -92,8 +130,8 @@ class _Exchanged:
             if source != rank and numbers
         ]
         self._leaving = [
-            comm.start_send(parts[0] if len(parts) == 1 else torch.cat(parts), home, _GRADIENTS_TAG, exact=True)
-            for home, parts in enumerate(chunk_of_home)
+            comm.start_send(_joined(parts), home, _GRADIENTS_TAG, exact=True)
+            for home, parts in enumerate(chunk)
             if home != rank and rank in walkers and parts
         ]
 
@@ -103,3 +141,24 @@ class _Exchanged:
             torch._foreach_add_(self._mine, added)
         for message in self._leaving:
             message.wait()
+
+
+class _Spread:
+    """One chunk of each home's values on its way."""
+
+    def __init__(self, chunk: _Chunk, comm: Comm) -> None:
+        self._rank = comm.rank
+        # Gloo may read and write the tensor until the message is there: never a trained tensor itself
+        self._coming = [
+            (home, parts, comm.broadcast(torch.cat(parts), home)) for home, parts in enumerate(chunk) if parts
+        ]
+
+    def finish(self) -> None:
+        for home, parts, message in self._coming:
+            values = message.wait()
+            if home != self._rank:
+                torch._foreach_copy_(parts, values.split([part.numel() for part in parts]))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -8,8 +8,8 @@ takes the slowest device's rows, the sum, the optimizer and the new values::
 
 - ``part`` is ``Profile.part_of``: rows by the measured rows, but that walks of few rows take longer than that.
 - Every trained tensor has a home, which receives the others' gradients, steps the tensor and broadcasts its values. Of
-  ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values travel in trees,
-  ``ceil(log2 n) * g``.
+  ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values leave all homes at
+  the same time, and of them each device sends and receives as much.
 - Values and gradients of what is trained are on every device, the optimizer's two moments at the home alone.
 - Rows are whole. Devices are as fast as their profiles say, and rows as long as the measured ones.
 """
@@ -246,8 +246,5 @@ def _alone(task: Task, part: float, moments_elsewhere: float) -> Task:
 
 
 def _reducing_bytes(gradient_bytes: float, n: int) -> float:
-    """Chunks of gradients in flight, two each way with each other device, and one home's values."""
-    if n == 1:
-        return 0.0
-    of_home = gradient_bytes / n
-    return 4 * (n - 1) * min(CHUNK_BYTES, of_home) + of_home
+    """Chunks in flight: of gradients two each way with each other device; of values, later, two of each home."""
+    return 4 * (n - 1) * min(CHUNK_BYTES, gradient_bytes / n)

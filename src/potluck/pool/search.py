@@ -117,8 +117,11 @@ def water_level(alpha_D: Floats, beta_D: Floats, members_MD: Bools, total: int) 
     """``[M]``: the time at which each group would have done ``total`` units, could units be cut.
 
     It solves ``sum over members of max(0, level - alpha) / beta = total``: members whose ``alpha`` lies above the level
-    are taken out until there are none. The slowest member finishes at ``max(level, max alpha)``.
+    are taken out until there are none. The slowest member finishes at ``max(level, max alpha)``. Without units, it is
+    the time of the member with the least ``alpha``.
     """
+    if total == 0:
+        return np.asarray(np.where(members_MD, alpha_D, np.inf).min(1))
     active_MD = members_MD
     while True:
         speed_MD = np.where(active_MD, 1 / beta_D, 0.0)

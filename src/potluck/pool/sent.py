@@ -37,7 +37,7 @@ def messages(task: Task, world_size: Floats) -> Messages:
         count=task.micro_batches * (2 * task.half_batches + 1) + 5 + kv_messages + n,
         bytes=task.micro_batches * (a_micro_batch + gather * task.pair_bytes)
         + reduce * (task.partial_bytes + 2 * shared_kv * task.kv_trained_bytes)
-        + spread * task.whole_bytes,
+        + (n - 1) / n * task.whole_bytes,
         link_bytes=reduce * task.message_bytes,
         pair_bytes=gather * task.pair_bytes,
     )

@@ -1,12 +1,13 @@
 """What a plan is for: the size of the model, of a step and of its messages, counted and not measured."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
+from potluck.models.sequence_head import trains_hidden
 from potluck.models.targets import match_targets
 from potluck.pool.profile import Work
 
@@ -102,20 +103,20 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
     wire = _ITEM_BYTES[job.wire]
     compute = _ITEM_BYTES[work.dtype]
     exact = max(4, compute)
-    trained, partial, whole = _trained(job, decoder)
-    logits = min(_LOGITS_CHUNK_BYTES, max(N, 1) * decoder.vocab_size * exact) * (exact + compute) / exact
+    trained, partial, whole = _with_sequence_head(*_trained(job, decoder), job, decoder)
+    logits = min(_LOGITS_CHUNK_BYTES, max(N, 1) * decoder.head_rows * exact) * (exact + compute) / exact
     return Task(
         layers=len(decoder.layers),
         mlp_layers=len(decoder.layers) - 1 + N / (B * S),
         heads=decoder.num_heads,
         kv_heads=decoder.num_kv_heads,
         columns=decoder.intermediate_size,
-        vocab_rows=decoder.vocab_size,
+        vocab_rows=decoder.head_rows,
         half_batches=half_batches,
         micro_batches=micro_batches or owners * math.ceil(rows_a_turn / micro_rows),
         message_bytes=B * S * D * wire,
         head_message_bytes=N * D * wire,
-        pair_bytes=2 * N * exact,
+        pair_bytes=2 * N * exact if decoder.head_rows else 0.0,
         partial_bytes=partial * exact,
         whole_bytes=whole * exact,
         kv_trained_bytes=trained.kv_head * exact,
@@ -131,7 +132,9 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
 def _elements(decoder: Decoder) -> PerUnit:
     """Elements of the model by unit; the embedding is read from disk row by row and is not held."""
     D, L = decoder.hidden_size, len(decoder.layers)
-    norms = len(list(decoder.norm_names())) * (2 if decoder.norm == "layer" else 1)
+    a_norm = 2 if decoder.norm == "layer" else 1
+    norms = len(list(decoder.norm_names())) * a_norm
+    at_ends = sum(name is not None for name in (decoder.names.embedding_norm, decoder.names.last_norm)) * a_norm
     rows = np.array([decoder.units(name) for name in decoder.cuts])
     biases = np.array([decoder.units(name) for name, cut in decoder.cuts.items() if cut == "column"])
     head, kv_head, column = (L * (rows.sum(0) * D + biases.sum(0))).tolist()
@@ -140,7 +143,7 @@ def _elements(decoder: Decoder) -> PerUnit:
         kv_head=kv_head,
         column=column,
         vocab_row=D,
-        replicated=L * ((norms + 2) * D + _head_norms(decoder)) + D,
+        replicated=L * ((norms + 2) * D + _head_norms(decoder)) + at_ends * D,
     )
 
 
@@ -166,8 +169,22 @@ def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, fr
     )
 
 
+def _with_sequence_head(
+    trained: PerUnit, partial: float, whole: float, job: Job, decoder: Decoder
+) -> tuple[PerUnit, float, float]:
+    """The same with the head of whole sequences, which every device has and the owners have gradients of."""
+    if decoder.sequence is None:
+        return trained, partial, whole
+    D = decoder.hidden_size
+    head = (D + 1) * (decoder.sequence.size + D * trains_hidden(decoder, full=job.train == "full"))
+    return replace(trained, replicated=trained.replicated + head), partial + head, whole + head
+
+
 def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
-    """Trained elements by unit; those whose gradients are summed over all devices; those that every device has."""
+    """Trained elements by unit; those whose gradients are summed over all devices; those that every device has.
+
+    A head of whole sequences is left out.
+    """
     if job.train == "full":
         elements = _elements(decoder)
         per_head_norms = len(decoder.layers) * _head_norms(decoder)

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from potluck.chain.comm import Comm
+from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.adapter import TEMPLATE_FILE, adapter_config, write_adapter
 from potluck.models.build import Part
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_for, read_config
+from potluck.models.families.decoder import Decoder
 from potluck.models.memory import trim
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter, copy_beside_weights
+from potluck.models.sequence_head import adapter_targets, is_of_base, modules_to_save, write_sequence_config
 from potluck.models.shards import Need
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
@@ -59,7 +62,9 @@ def train(
     """
     rank = comm.rank
     plan = replace(plan, micro_batch_size=plan.micro_batch_size or job.micro_batch_size)
-    decoder = decoder_of(read_config(model_dir))
+    decoder = decoder_for(read_config(model_dir), job)
+    if job.task == "sequence-classification" and not job.data.labels:
+        raise BadInput("data.labels names no classes, and every device must know how many there are.")
     examples: list[Example] = []
     if owns:
         encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
@@ -96,7 +101,7 @@ def train(
                     emit({"event": "ran_out", "owner": owner, "step": step + 1})
         if rank == 0:
             emit({"event": "saving"})
-        save(job, strategy.whole(), comm.rank, checkpoint, model_dir, result_dir, inputs_first=decoder.inputs_first)
+        save(job, strategy.whole(), comm.rank, checkpoint, model_dir, result_dir, decoder=decoder)
         if rank == 0:
             emit({"event": "saved"})
     return part
@@ -125,7 +130,7 @@ def save(
     model_dir: Path,
     result_dir: Path | None,
     *,
-    inputs_first: bool = False,
+    decoder: Decoder | None = None,
 ) -> None:
     """Write on rank 0 what was trained: a PEFT adapter, or a plain checkpoint in the base's dtypes.
 
@@ -136,7 +141,7 @@ def save(
         checkpoint: the model that was trained.
         model_dir: where it lies.
         result_dir: on rank 0, an existing directory.
-        inputs_first: whether the model stores linears as ``[in, out]``.
+        decoder: the model's description; as most decoders have it if None.
 
     Raises:
         DeviceLost: another device ended.
@@ -150,23 +155,33 @@ def save(
     own_template = job.data.own_template()
     if job.train == "lora":
         adapters = dict(whole)
-        targets = job.lora.targets
-        if "all-linear" in targets:
-            targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters})
+        adapted = {name.split(".lora_")[0] for name in adapters if ".lora_" in name}
+        of_head = [name for name in adapters if ".lora_" not in name]
+        targets = adapter_targets(job.lora.targets, adapted, decoder)
         from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
         base = str(model_dir) if from_gguf else job.model
-        config = adapter_config(job.lora, base, targets, inputs_first=inputs_first)
+        config = adapter_config(
+            job.lora,
+            base,
+            targets,
+            inputs_first=decoder is not None and decoder.inputs_first,
+            modules_to_save=modules_to_save(of_head, decoder) if decoder is not None else (),
+        )
         write_adapter(result_dir, adapters, config, chat_template=own_template)
     else:
         writer = CheckpointWriter(result_dir)
         trained = set()
+        sequence = None if decoder is None else decoder.sequence
+        dtype_of_head = torch.float32 if decoder is None else checkpoint.dtype(f"{decoder.names.embedding}.weight")
         for name, tensor in whole:
             trained.add(name)
-            writer.add(name, tensor.to(checkpoint.dtype(name)))
+            writer.add(name, tensor.to(checkpoint.dtype(name) if name in checkpoint.names else dtype_of_head))
         for name in checkpoint.names:
-            if name not in trained:
+            if name not in trained and (decoder is None or sequence is None or is_of_base(name, decoder)):
                 writer.add(name, checkpoint.read(name))
         writer.finish()
         copy_beside_weights(model_dir, result_dir)
+        if sequence is not None:
+            write_sequence_config(result_dir, sequence.kind, job.data.labels, sequence.size)
         if own_template is not None:
             (result_dir / TEMPLATE_FILE).write_text(own_template, encoding="utf-8")

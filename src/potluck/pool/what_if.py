@@ -9,7 +9,7 @@ from pathlib import Path
 
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_for, decoder_of, read_config
 from potluck.models.families.decoder import Decoder
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
 from potluck.pool.measured_work import config_fields, config_of
@@ -53,7 +53,7 @@ def what_if(job: Job, files: Sequence[Path], *, link: str | None = None, latency
     profiles = read_profiles(files)
     check_job(job, profiles[0].work, str(files[0]))
     profiles, notes = _linked(profiles, given)
-    decoder = decoder_of(config_of(profiles[0].work))
+    decoder = decoder_for(config_of(profiles[0].work), job)
     if job.dtype == "auto":
         notes.append(f"dtype: {profiles[0].work.dtype}, as the profiles were measured.")
     candidates = plans(job, decoder, profiles[0].work, profiles)
@@ -116,12 +116,13 @@ def check_job(job: Job, work: Work, where: str) -> None:
     wanted = {
         "train": job.train,
         "checkpointing": job.checkpointing,
+        "a head of whole sequences": job.task != "causal-lm",
         "rows of a half-batch": _half_batch_rows(job, work.rows),
         **({"lora": job.lora} if job.train == "lora" else {}),
         **({"dtype": job.dtype} if job.dtype != "auto" else {}),
     }
     measured = {**work.model_dump(include={"train", "checkpointing", "dtype"}), "lora": work.lora}
-    measured["rows of a half-batch"] = work.rows
+    measured |= {"rows of a half-batch": work.rows, "a head of whole sequences": work.sequence}
     for name, value in wanted.items():
         if measured[name] != value:
             raise BadInput(

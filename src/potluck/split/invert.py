@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from potluck.chain.embedding import Embedding
 from potluck.chain.piece import At
 from potluck.split.encoding import Encoding, decode, decode_rows, encode, encode_rows
 from potluck.split.parts import ClientPart
@@ -93,7 +92,7 @@ class Inverter:
             seed: of the random tokens.
             progress: told tokens done and tokens in all.
         """
-        self._part = replace(part, embedding=Embedding(lambda ids: table_VD[ids], part.embedding.scale))
+        self._part = replace(part, embedding=replace(part.embedding, rows=lambda ids: table_VD[ids]))
         self._table_VD, self._encoding = table_VD, encoding
         self._mean_D, self._std_D = table_VD.mean(0), table_VD.std(0).clamp_min(1e-12)
         self._norm_V = ((table_VD - self._mean_D) / self._std_D).norm(dim=1).clamp_min(1e-12)

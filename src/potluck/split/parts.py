@@ -58,9 +58,11 @@ def check_cut(decoder: Decoder, cut: int) -> None:
     """See whether a model can be divided before block ``cut``.
 
     Raises:
-        BadInput: it has too few blocks.
+        BadInput: it has too few blocks, or is an encoder.
     """
     layers = len(decoder.layers)
+    if decoder.bidirectional:
+        raise BadInput("split trains causal-lm only, and this model is an encoder, which says no tokens.")
     if layers == 1:
         raise BadInput("The model has one block, which cannot be divided between clients and a server.")
     if not 0 < cut < layers:

@@ -29,7 +29,7 @@ def test_a_config_that_can_be_used(tmp_path: Path) -> None:
     assert decoder_of(read_config(directory(tmp_path, LLAMA))).num_heads == 4
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "of-nobody"])
+@pytest.mark.parametrize("model_type", ["bloom", "of-nobody"])
 def test_an_unknown_family_lists_the_known(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"'{model_type}' are not supported. Supported: {', '.join(sorted(FAMILIES))}"):
         decoder_of(read_config(directory(tmp_path, {"model_type": model_type})))

@@ -16,8 +16,9 @@ from potluck.job import Lora
 from potluck.models.build import Part, build_part
 from potluck.models.families import decoder_of
 from potluck.pool.dealing import deal_rows
-from potluck.pool.gradients import spread_values, unequal
+from potluck.pool.gradients import unequal
 from potluck.pool.micro_batch import MicroBatch
+from potluck.pool.reduce import spread_from_homes
 from potluck.pool.rows import predict_data
 from potluck.pool.step import Settings, Stepper
 from potluck.pool.strategies.data import DataParallel
@@ -140,7 +141,7 @@ def test_rows_dealt_by_speed(models: Models, world: str, lora: bool, steps: str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["keep", "recompute"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-@pytest.mark.parametrize("family", ["llama-biased", "gemma3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama-biased", "gemma3", "qwen3", "gpt2", "gpt_neox", "olmo2", "opt", "phi3"])
 def test_families(models: Models, family: str, lora: bool, tied: bool, checkpointing: bool) -> None:
     check_parity(models, [2.0, 1.0], 2, family=family, tied=tied, lora=lora, checkpointing=checkpointing)
 
@@ -230,7 +231,7 @@ def test_bytes_are_those_that_were_predicted(models: Models) -> None:
         stepper.step(turns_of([rows], (0,), comm.rank))
         before = comm.clocks.bytes_sent
         stepper.strategy.walk([MicroBatch(0, rows.layout, rows if comm.rank == 0 else None)], 1, 1)
-        spread_values(strategy.held, comm)
+        spread_from_homes(strategy.held, comm)
         return comm.clocks.bytes_sent - before
 
     counted = run_world(3, body)

@@ -36,10 +36,29 @@ STAGES: dict[str, Stages] = {
     "1": [(0, 4)],
     "2: 1/3": [(0, 1), (1, 3)],
     "2: 2/2, the coordinator last": [(1, 2), (0, 2)],
+    "2: a block each": [(0, 2), (1, 2)],
     "3: 1/1/2, the coordinator in the middle": [(2, 1), (0, 1), (1, 2)],
     "3: 2/1/1, the coordinator last": [(1, 2), (2, 1), (0, 1)],
     "4: a link each": [(3, 1), (1, 1), (0, 1), (2, 1)],
 }
+
+
+DIVIDED_IN_BLOCKS = [
+    "llama-biased",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gpt2",
+    "gpt_neox-serial",
+    "granite",
+    "olmo2",
+    "opt",
+    "phi3",
+    "smollm3",
+    "stablelm",
+]
+"""Families whose MLP reads what the attention has written."""
 
 
 def silent(whole: Batch) -> Batch:
@@ -138,9 +157,15 @@ def test_stages_are_the_plain_model(
 
 
 @pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=["full", "lora"])
-@pytest.mark.parametrize("family", ["llama-biased", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", DIVIDED_IN_BLOCKS)
 def test_families(models: Models, family: str, targets: list[str] | None) -> None:
     check_parity(models, family, STAGES["3: 1/1/2, the coordinator in the middle"], targets=targets, tied=False)
+
+
+@pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=["full", "lora"])
+@pytest.mark.parametrize("family", ["gpt_neox", "stablelm-parallel"])
+def test_blocks_that_are_not_divided(models: Models, family: str, targets: list[str] | None) -> None:
+    check_parity(models, family, STAGES["2: a block each"], targets=targets)
 
 
 @pytest.mark.parametrize("world", STAGES)

@@ -12,7 +12,6 @@ from pool.tiny import VOCAB, config, save_tiny
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
 from potluck.job import Lora
-from potluck.models.build import EMBEDDING, HEAD
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.models.fetched import Fetched
@@ -49,6 +48,8 @@ PLANS = {
     ),
 }
 KINDS = {"tensor": TensorParallel, "pipeline": Pipeline, "data": DataParallel}
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def test_torch_pipelining_gives_the_same_gradients(tmp_path: Path) -> None:
     cfg = config("llama", num_hidden_layers=4, tie_word_embeddings=False)
     checkpoint = Checkpoint.open(save_tiny(cfg, tmp_path / "model"))
     ours = {train: of_our_pipeline(cfg, checkpoint, train, tmp_path) for train in ("full", "lora")}
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent)))}
     argv = [sys.executable, str(SCRIPT)]
     ranks = [subprocess.Popen([*argv, str(r), "3", str(tmp_path)], env=environment) for r in range(len(BLOCKS))]
     try:

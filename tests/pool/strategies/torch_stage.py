@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from bench.torch_pipeline import TorchPipeline
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from pool.plain import exact_norms
 from pool.strategies.torch_batches import BLOCKS, batches
-from pool.strategies.torch_pipeline import TorchPipeline
 
 
 def main(rank: int, world_size: int, directory: Path) -> None:

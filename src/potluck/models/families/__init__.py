@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from potluck.errors import BadInput
-from potluck.models.families.decoder import Decoder, Names
+from potluck.job import Job
+from potluck.models.families.bert import bert
+from potluck.models.families.decoder import Decoder, Names, SequenceHead
 from potluck.models.families.gemma import gemma2, gemma3
 from potluck.models.families.gpt2 import gpt2
 from potluck.models.families.gpt_neox import gpt_neox
@@ -20,10 +23,12 @@ from potluck.models.families.olmo2 import olmo2
 from potluck.models.families.opt import opt
 from potluck.models.families.phi3 import phi3
 from potluck.models.families.qwen import qwen2, qwen3
+from potluck.models.families.roberta import roberta
 from potluck.models.families.smollm3 import smollm3
 from potluck.models.families.stablelm import stablelm
 
 FAMILIES: dict[str, Callable[[Any], Decoder]] = {
+    "bert": bert,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
     "gpt2": gpt2,
@@ -36,6 +41,7 @@ FAMILIES: dict[str, Callable[[Any], Decoder]] = {
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "roberta": roberta,
     "smollm3": smollm3,
     "stablelm": stablelm,
 }
@@ -71,6 +77,43 @@ def decoder_of(config: PretrainedConfig) -> Decoder:
     if family is None:
         raise BadInput(_unsupported(config.model_type))
     return family(config)
+
+
+def decoder_for(config: PretrainedConfig, job: Job) -> Decoder:
+    """The description of this model for the job's task.
+
+    Raises:
+        BadInput: the family is not supported, or cannot do the task.
+    """
+    return for_task(decoder_of(config), sequence_of(job))
+
+
+def sequence_of(job: Job) -> SequenceHead | None:
+    """What a job's model is to tell of whole sequences; two classes, where it does not say which there are."""
+    if job.task == "causal-lm":
+        return None
+    if job.task == "sequence-regression":
+        return SequenceHead("value", 1)
+    return SequenceHead("classes", len(job.data.labels) or 2)
+
+
+def for_task(decoder: Decoder, sequence: SequenceHead | None) -> Decoder:
+    """The description with its head of whole sequences, or (None) of tokens.
+
+    Raises:
+        BadInput: the family has no such head.
+    """
+    if sequence is None and decoder.bidirectional:
+        raise BadInput(
+            "This model is an encoder, which reads a text as a whole and says no tokens: set task:"
+            " sequence-classification or sequence-regression."
+        )
+    if sequence is not None and decoder.names.classifier is None:
+        raise BadInput(
+            "transformers has no classification head for this family of models, so that its result could not be"
+            " loaded: use task: causal-lm, or another model."
+        )
+    return replace(decoder, sequence=sequence)
 
 
 def names_of(config: PretrainedConfig) -> Names:

@@ -1,4 +1,4 @@
-"""What a family of decoders says about itself: everything the builder needs to walk a model of it."""
+"""What a family says about itself: everything the builder needs to walk a model of it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,9 +9,31 @@ from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from potluck.chain.attention import Rope
+from potluck.chain.classifier import Kind
 from potluck.errors import BadInput
 
 Cut = Literal["column", "row"]
+
+
+@dataclass(frozen=True)
+class ClassifierNames:
+    """transformers' names of the head of whole sequences, without ``.weight``."""
+
+    out: str = "score"
+    biased: bool = False
+    hidden: str | None = None
+    """The layer before, in families that have one; it has a bias."""
+    hidden_of_base: bool = False
+    """Whether that layer is one of the model without its head."""
+
+
+@dataclass(frozen=True)
+class SequenceHead:
+    """What is told of a whole sequence."""
+
+    kind: Kind
+    size: int
+    """Classes; 1 for a value."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +44,11 @@ class Names:
     embedding: str = "model.embed_tokens"
     positions: str | None = None
     """Table of learned positions."""
-    last_norm: str = "model.norm"
+    types: str | None = None
+    """Table of segments."""
+    embedding_norm: str | None = None
+    """Norm of the first residual stream."""
+    last_norm: str | None = "model.norm"
     head: str = "lm_head"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     """Query, key and value; one name where one linear gives all three."""
@@ -35,6 +61,11 @@ class Names:
     """Norm of the attention's output before it is added."""
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+    stream_after_attention: str | None = None
+    """Norm of the stream with the attention's output added: what goes on is what has been normed."""
+    stream_after_mlp: str | None = None
+    classifier: ClassifierNames | None = ClassifierNames()
+    """None where transformers has no such head for the family."""
     head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
 
 
@@ -50,7 +81,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of blocks of attention and MLP."""
+    """A model of blocks of attention and MLP: a decoder, or an encoder where ``bidirectional``."""
 
     hidden_size: int
     num_heads: int
@@ -90,6 +121,17 @@ class Decoder:
     logit_softcap: float | None = None
     bidirectional: bool = False
     """Whether each position sees all others."""
+    segments: int = 1
+    """Rows of the table of segments."""
+    initializer_range: float = 0.02
+    """Standard deviation of a new head's weights."""
+    sequence: SequenceHead | None = None
+    """What the model is to tell of whole sequences; None where it says tokens."""
+
+    @property
+    def head_rows(self) -> int:
+        """Vocabulary rows of the head, which devices share."""
+        return self.vocab_size if self.sequence is None else 0
 
     @property
     def cuts(self) -> dict[str, Cut]:
@@ -102,13 +144,6 @@ class Decoder:
     def links_together(self) -> int:
         """Links between which the chain is not divided: where a block's MLP reads what its attention has read, both."""
         return 2 if self.parallel else 1
-
-    @property
-    def whole_heads(self) -> str:
-        """Why attention cannot be cut by heads; empty where it can."""
-        if self.head_norms == "all":
-            return "its queries and keys are normed over all heads together, so that heads cannot be cut apart"
-        return ""
 
     @property
     def linears(self) -> list[str]:
@@ -136,6 +171,7 @@ class Decoder:
         """Names of a block's norms of the residual stream and of sums."""
         n = self.names
         yield from filter(None, (n.before_attention, n.after_attention, n.before_mlp, n.after_mlp))
+        yield from filter(None, (n.stream_after_attention, n.stream_after_mlp))
 
 
 def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any) -> Decoder:
@@ -162,6 +198,7 @@ def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any)
         "norm_eps": getattr(config, "rms_norm_eps", None),
         "tied": bool(config.tie_word_embeddings),
         "max_positions": config.max_position_embeddings,
+        "initializer_range": getattr(config, "initializer_range", None) or getattr(config, "init_std", None) or 0.02,
     }
     fields |= differs
     if "activation" not in differs:

@@ -2,8 +2,10 @@
 
 from transformers import GraniteConfig
 
-from potluck.models.families.decoder import Decoder, Layer, biased_linears, decoder
+from potluck.models.families.decoder import Decoder, Layer, Names, biased_linears, decoder
 from potluck.models.families.rope import rope_of
+
+_NAMES = Names(classifier=None)
 
 
 def granite(config: GraniteConfig) -> Decoder:
@@ -12,6 +14,7 @@ def granite(config: GraniteConfig) -> Decoder:
         config,
         (Layer(rope_of(config)),) * config.num_hidden_layers,
         biased=biased_linears(config),
+        names=_NAMES,
         attention_scale=config.attention_multiplier,
         embedding_scale=config.embedding_multiplier,
         residual_scale=config.residual_multiplier,

@@ -7,9 +7,9 @@ from transformers import CONFIG_MAPPING
 from potluck.models.families import FAMILIES
 from potluck.models.families.decoder import Decoder
 
+_SEQUENCE = ("sequence-classification", "sequence-regression")
 _SCHEMES = ("one-shot", "l-shaped", "u-shaped")
-_WHOLE = ("single", "pipeline", "pipeline-uniform", "data")
-_CUT = ("tensor", "tensor-uniform")
+_STRATEGIES = ("single", "tensor", "tensor-uniform", "pipeline", "pipeline-uniform", "data")
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def _info(model_type: str, decoder: Decoder) -> FamilyInfo:
     ]
     return FamilyInfo(
         model_type,
-        tasks=("causal-lm",),
-        strategies=_WHOLE if decoder.whole_heads else (_WHOLE[0], *_CUT, *_WHOLE[1:]),
-        schemes=_SCHEMES,
+        tasks=(*(() if decoder.bidirectional else ("causal-lm",)), *(_SEQUENCE if names.classifier else ())),
+        strategies=_STRATEGIES,
+        schemes=() if decoder.bidirectional else _SCHEMES,
         fused=tuple(fused),
         tied=decoder.tied,
-        note=decoder.whole_heads,
+        note="a pipeline divides it between blocks only" if decoder.links_together > 1 else "",
     )
 
 

@@ -12,6 +12,6 @@ def smollm3(config: SmolLM3Config) -> Decoder:
     window = config.sliding_window if config.use_sliding_window else None
     layers = tuple(
         Layer(rope if turns else None, window if kind == "sliding_attention" else None)
-        for turns, kind in zip(config.no_rope_layers, layer_types_of(config), strict=True)
+        for turns, kind in zip(config.no_rope_layers or (), layer_types_of(config), strict=True)
     )
     return decoder(config, layers, biased=biased_linears(config))

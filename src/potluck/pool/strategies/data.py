@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from potluck.chain.comm import Comm, Message
-from potluck.chain.loss import loss_alone
+from potluck.chain.heads import head_loss_alone
 from potluck.chain.piece import At
 from potluck.chain.whole import Whole
 from potluck.models.build import Part
@@ -50,6 +50,13 @@ class Row:
     place: RowPlace
     ids_S: Tensor
     targets_N: Tensor
+    types_S: Tensor | None = None
+    """Segments of its tokens, in families that have several."""
+
+    @property
+    def content(self) -> list[Tensor]:
+        """What is sent of it, int64."""
+        return [self.ids_S, self.targets_N, *([] if self.types_S is None else [self.types_S])]
 
 
 class DataParallel:
@@ -122,9 +129,9 @@ class DataParallel:
         """Start sending the rows that are owned here and walked elsewhere, one message a device."""
         rank = self._comm.rank
         for other, places in enumerate(dealt):
-            mine = [_owned(place, micro_batches) for place in places if other != rank and place.owner == rank]
+            mine = [self._owned(place, micro_batches) for place in places if other != rank and place.owner == rank]
             if mine:
-                content = torch.cat([part for row in mine for part in (row.ids_S, row.targets_N)])
+                content = torch.cat([part for row in mine for part in row.content])
                 yield self._comm.start_send(content, other, _ROWS_TAG, exact=True)
 
     def _rows(self, places: Sequence[RowPlace], micro_batches: Sequence[MicroBatch]) -> list[Row]:
@@ -134,34 +141,40 @@ class DataParallel:
         for owner, group in groupby(places, key=lambda place: place.owner):
             owned = list(group)
             if owner == self._comm.rank:
-                rows += [_owned(place, micro_batches) for place in owned]
+                rows += [self._owned(place, micro_batches) for place in owned]
             else:
-                numbers = sum(place.length + len(place.positions) for place in owned)
-                content = torch.empty(numbers, dtype=torch.long)
+                content = torch.empty(sum(sum(self._sizes(place)) for place in owned), dtype=torch.long)
                 asked.append((owned, self._comm.start_receive(content, owner, _ROWS_TAG)))
         for owned, message in asked:
-            sizes = [size for place in owned for size in (place.length, len(place.positions))]
-            parts = message.wait().split(sizes)
-            rows += [Row(*each) for each in zip(owned, parts[::2], parts[1::2], strict=True)]
+            parts = iter(message.wait().split([size for place in owned for size in self._sizes(place)]))
+            rows += [Row(place, *(next(parts) for _ in self._sizes(place))) for place in owned]
         return rows
+
+    def _sizes(self, place: RowPlace) -> list[int]:
+        """Numbers of each part of a row's content."""
+        return [place.length, len(place.positions), *([place.length] if self.part.segments else [])]
+
+    def _owned(self, place: RowPlace, micro_batches: Sequence[MicroBatch]) -> Row:
+        batch = micro_batches[place.micro_batch].batch
+        assert batch is not None
+        first = sum(len(positions) for positions in batch.layout.positions[: place.row])
+        ids_S = batch.ids_BS[place.row, : place.length]
+        types_S = None
+        if self.part.segments:
+            types_S = torch.zeros_like(ids_S) if batch.types_BS is None else batch.types_BS[place.row, : place.length]
+        return Row(place, ids_S, batch.targets_N[first : first + len(place.positions)], types_S)
 
     def _walked(self, batch: Batch, at: At, step_targets: int) -> Tensor:
         """Walk a few rows both ways; their part of the loss."""
         part, (half,) = self.part, deal(batch.layout, batch, 1)
         assert half.ids_BS is not None
         assert half.targets_N is not None
-        h_ND = self._whole(part.embedding(half.ids_BS, part.stream), half.positions_N, at)
-        loss, gradient_ND = loss_alone(part.head, h_ND.detach(), half.targets_N, step_targets)
+        x_BSD = part.embedding(half.ids_BS, part.stream, half.types_BS)
+        h_ND = self._whole(x_BSD, half.positions_N, replace(at, lengths_B=half.lengths_B))
+        loss, gradient_ND = head_loss_alone(part.head, h_ND.detach(), half.targets_N, step_targets)
         if h_ND.requires_grad:
             h_ND.backward(gradient_ND)
         return loss.double()
-
-
-def _owned(place: RowPlace, micro_batches: Sequence[MicroBatch]) -> Row:
-    batch = micro_batches[place.micro_batch].batch
-    assert batch is not None
-    first = sum(len(positions) for positions in batch.layout.positions[: place.row])
-    return Row(place, batch.ids_BS[place.row, : place.length], batch.targets_N[first : first + len(place.positions)])
 
 
 def _batches(rows: Sequence[Row], size: int | None) -> Iterator[Batch]:
@@ -174,4 +187,6 @@ def _batches(rows: Sequence[Row], size: int | None) -> Iterator[Batch]:
         these = [by_length[i] for i in indices]
         layout = Layout(tuple(r.place.length for r in these), tuple(r.place.positions for r in these))
         ids_BS = pad_sequence([row.ids_S for row in these], batch_first=True)
-        yield Batch(ids_BS, torch.cat([row.targets_N for row in these]), layout)
+        types = [row.types_S for row in these if row.types_S is not None]
+        types_BS = pad_sequence(types, batch_first=True) if types else None
+        yield Batch(ids_BS, torch.cat([row.targets_N for row in these]), layout, types_BS)

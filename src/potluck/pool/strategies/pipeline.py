@@ -1,8 +1,9 @@
 """``pipeline``: every device walks some consecutive links whole, its stage; micro-batches follow each other.
 
 Between two stages travels the residual stream ``[B, S, D]`` and, where something is trained before the border, its
-gradient back. Stages walk in the order of 1F1B (``schedule``). Token ids go to the first stage, which embeds them, and
-labels to the last, which has the whole head: ``pipeline`` moves data.
+gradient back. Stages walk in the order of 1F1B (``schedule``). Token ids (and their segments, in families that have
+several) go to the first stage, which embeds them, and labels to the last, which has the whole head: ``pipeline`` moves
+data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,19 +14,19 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from potluck.chain.comm import Comm
-from potluck.chain.loss import loss_alone
+from potluck.chain.heads import head_loss_alone
 from potluck.chain.piece import At
 from potluck.chain.ranges import Ranges
 from potluck.chain.whole import Whole
 from potluck.models.build import Part
 from potluck.pool.gather import gather_named
 from potluck.pool.gradients import Held
-from potluck.pool.halves import deal
+from potluck.pool.halves import Half, deal
 from potluck.pool.micro_batch import MicroBatch
 from potluck.pool.strategies.boxes import Delivery, Inbox, Outbox
 from potluck.pool.strategies.schedule import one_forward_one_backward
 
-_STREAM, _GRADIENT, _IDS, _LABELS = 1, 2, 3, 4
+_STREAM, _GRADIENT, _IDS, _LABELS, _SEGMENTS = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,10 @@ class _Step:
         shapes_N = [(each.positions_N.numel(),) for each in self._wholes]
         self._ids = Delivery(comm, owners, ids_BS, shapes_BS, place.ranks[0], _IDS)
         self._labels = Delivery(comm, owners, labels_N, shapes_N, place.ranks[-1], _LABELS)
+        self._segments = None
+        if part.segments:
+            types_BS = [_types(each) for each in self._wholes]
+            self._segments = Delivery(comm, owners, types_BS, shapes_BS, place.ranks[0], _SEGMENTS)
         shapes_BSD = [(B, S, part.hidden_size) for B, S in shapes_BS]
         self._trained = pipeline.trained_before or bool(part.chain.trained)
         self._x_in = self._x_out = self._gradients_in = self._gradients_out = None
@@ -140,14 +145,14 @@ class _Step:
         """Walk one micro-batch forward, and send what comes out or compute the loss."""
         pipeline, part, whole = self._pipeline, self._pipeline.part, self._wholes[m]
         if self._x_in is None:
-            x_BSD = part.embedding(self._ids.take(m), part.stream)
+            types_BS = None if self._segments is None else self._segments.take(m)
+            x_BSD = part.embedding(self._ids.take(m), part.stream, types_BS)
         else:
             x_BSD = self._x_in.take().to(part.stream)
         x_BSD.requires_grad_(pipeline.trained_before)
         is_last = self._x_out is None
-        out: Tensor = pipeline.module(
-            x_BSD, whole.positions_N if is_last else None, At(pipeline.seed, self._step, m, 0)
-        )
+        at = At(pipeline.seed, self._step, m, 0, lengths_B=whole.lengths_B)
+        out: Tensor = pipeline.module(x_BSD, whole.positions_N if is_last else None, at)
         out_grad = None
         if self._x_out is None:
             out_grad = self._loss_gradient(out.detach(), self._labels.take(m))
@@ -172,7 +177,7 @@ class _Step:
 
     def end(self) -> Tensor:
         """Wait until everything has left; this device's part of the loss."""
-        for box in (self._ids, self._labels, self._x_out, self._gradients_out):
+        for box in (self._ids, self._segments, self._labels, self._x_out, self._gradients_out):
             if box is not None:
                 box.empty()
         return self._loss
@@ -180,6 +185,13 @@ class _Step:
     def _loss_gradient(self, h_ND: Tensor, labels_N: Tensor) -> Tensor:
         """``[N, D]``, of the last hidden states of supervised positions."""
         head = self._pipeline.part.head
-        loss, gradient_ND = loss_alone(head, h_ND, labels_N, self._step_targets)
+        loss, gradient_ND = head_loss_alone(head, h_ND, labels_N, self._step_targets)
         self._loss += loss.double()
         return gradient_ND
+
+
+def _types(half: Half) -> Tensor | None:
+    """Segments where ids are owned."""
+    if half.ids_BS is None:
+        return None
+    return torch.zeros_like(half.ids_BS) if half.types_BS is None else half.types_BS

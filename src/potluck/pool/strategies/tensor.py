@@ -10,7 +10,8 @@ from torch import Tensor
 
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import share_embedding
-from potluck.chain.loss import Targets, cross_entropy
+from potluck.chain.heads import head_loss
+from potluck.chain.loss import Targets
 from potluck.chain.piece import At
 from potluck.chain.walk import backward, forward
 from potluck.models.build import Part
@@ -43,18 +44,20 @@ class TensorParallel:
         total = torch.zeros((), dtype=torch.float64)
         for m, each in enumerate(micro_batches):
             halves = deal(each.layout, each.batch, self._half_batches)
-            ats = [At(self._seed, step, m, j) for j in range(len(halves))]
+            ats = [At(self._seed, step, m, j, lengths_B=half.lengths_B) for j, half in enumerate(halves)]
             D = part.hidden_size
             embedding = None if each.batch is None else part.embedding
             streams = [
-                share_embedding(embedding, half.ids_BS, (*half.shape_BS, D), part.stream, comm, each.owner)
+                share_embedding(
+                    embedding, half.ids_BS, (*half.shape_BS, D), part.stream, comm, each.owner, half.types_BS
+                )
                 for half in halves
             ]
             supervised = [half.positions_N for half in halves]
             hidden, tapes = forward(part.chain, streams, supervised, ats, comm, checkpointing=self._checkpointing)
             labels = [half.targets_N for half in halves if half.targets_N is not None]
             targets = None if each.batch is None else Targets(labels, part.target_rows)
-            loss, gradients = cross_entropy(part.head, hidden, targets, step_targets, comm)
+            loss, gradients = head_loss(part.head, hidden, targets, step_targets, comm)
             backward(part.chain, tapes, gradients, comm)
             total += loss.double()
         return total
