@@ -20,4 +20,5 @@ def bert_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
         special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
     )
     named = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **named)

@@ -1,5 +1,6 @@
 """Which tokens a labelled example has, where it is read, and what its label has become."""
 
+import copy
 import re
 
 import pytest
@@ -42,6 +43,11 @@ def test_a_pair_has_types_where_the_model_knows_them() -> None:
     assert example.ids == (CLS, 4, 5, SEP, 6, SEP)
     assert example.types == (0, 0, 0, 0, 1, 1)
     assert only(row("w0 w1", "w2"), types=False).types is None
+    untyped = copy.deepcopy(BERT)
+    untyped.model_input_names = ["input_ids", "attention_mask"]  # so stock transformers would give none
+    settings = data(labels=["a", "b"])
+    (example,) = encode_labelled([row("w0", "w2")], untyped, settings, reads="first", types=True).examples
+    assert example.types is None
 
 
 def test_classes_are_whole_and_values_are_not() -> None:

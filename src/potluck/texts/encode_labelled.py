@@ -64,7 +64,7 @@ def encode_texts(
         tokenizer: the model's.
         data: its ``max_length`` counts.
         reads: the first token of encoders, the last one of decoders.
-        types: whether the model tells the texts of a pair apart by token types.
+        types: whether the model tells the texts of a pair apart by token types; the tokenizer must give them, too.
 
     Returns:
         Examples without a label, and how many were cut.
@@ -78,6 +78,7 @@ def encode_texts(
             f"data.max_length {data.max_length} leaves no room for text: the tokenizer adds {data.max_length - room} "
             "tokens of its own. Raise it."
         )
+    types = types and "token_type_ids" in tokenizer.model_input_names
     examples: list[Example] = []
     cut = 0
     for start in range(0, len(texts), _ROWS_AT_ONCE):
