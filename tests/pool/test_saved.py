@@ -89,7 +89,7 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
                 checkpoint,
                 base,
                 result,
-                inputs_first=decoder_of(cfg).inputs_first,
+                decoder=decoder_of(cfg),
             )
             return trained, stepper.accumulate([Turn(OWNER, [UNSEEN] if comm.rank == OWNER else None)]).loss
 
