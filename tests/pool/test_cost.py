@@ -72,7 +72,7 @@ def test_two_devices_by_hand(half_batches: int) -> None:
     step += walks * (message + head) + 2 * pair
     if half_batches == 2:
         step += 2 * max(0, pair - T_head)
-    # layouts, norm, clocks: 4; gradients: 1; values: one a home, at the same time; shared key/value rows: gradients and values
+    # layouts, norm, clocks: 4; gradients: 1; values: one a home; shared key/value rows: gradients and values
     step += (4 + 1 + 2 + 2) * 0.004 + (30_000 + 31_000 / 2 + 2 * 500) / 1e6
     assert said.step_s == pytest.approx(step)
     compute_a = walks * (3 * 0.09 + 2.5 * 0.155 + 0.031)
