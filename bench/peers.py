@@ -19,9 +19,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from bench.peer_rank import KINDS, WORLD_SIZE
+from potluck.bench.pool_sets import config_of_shape
 
 PAIRS = (
     ("tensor-uniform", "transformers tp_plan=auto"),
@@ -67,16 +68,9 @@ def main() -> None:
 def _model(directory: Path, layers: int) -> Path:
     """Some blocks of a Llama of 1B parameters, with random weights."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    config = config_of_shape("llama-1b", layers)
+    config.tie_word_embeddings = False  # transformers' plan cuts the head, and not the embedding
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)  # type: ignore[no-untyped-call]
     return directory
 
 

@@ -1,15 +1,13 @@
 """Results that classify, used: scored, asked, and refused in a sentence where they cannot be."""
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-import potluck.cli
 from class_model import CLASSES, ROWS, said_alone, save_classifier, save_labelled
 from potluck.classify import has_classifier, in_order_of, score_classifier
 from potluck.errors import BadInput
@@ -19,6 +17,7 @@ from potluck.models.families import read_config
 from potluck.texts.rows import read_rows
 from potluck.texts.task_rows import read_for
 from potluck.use import encode_for, evaluate_result, generate, open_result
+from said import potluck_json
 from word_model import WORDS, save_rows, save_word_model
 
 
@@ -139,22 +138,14 @@ def test_answers_are_still_answered(tmp_path: Path) -> None:
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def potluck_json(*arguments: str) -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", ["potluck", *arguments, "--json"])
-        with pytest.raises(SystemExit) as left:
-            potluck.cli.main()
-        shown = capsys.readouterr()
-        assert left.value.code == 0, shown.err
-        said: dict[str, Any] = json.loads(shown.out.splitlines()[-1])
-        return said
-
+    run = partial(potluck_json, monkeypatch, capsys)
     base, out, model = save_classifier(tmp_path, CLASSES, pairs=True)
     expected = CLASSES[int(said_alone(model, ids_of(base, "light", "door open")).argmax())]
-    said = potluck_json("generate", str(out), "light", "--pair", "door open")
+    said = run("generate", str(out), "light", "--pair", "door open")
     assert said == {"prompt": "light", "answer": expected}
     file = tmp_path / "pairs.csv"
     file.write_text("premise,hypothesis,label\n" + "".join(f"{text},{WORDS[1]},{name}\n" for text, name in ROWS))
-    scores = potluck_json("eval", str(out), str(file))
+    scores = run("eval", str(out), str(file))
     assert scores["before"] is None
     assert scores["after"].keys() == {"loss", "accuracy", "f1", "matthews", "pearson", "spearman", "examples"}
     assert scores["after"]["examples"] == 5

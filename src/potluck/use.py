@@ -12,9 +12,11 @@ from potluck.classify import classify_texts, has_classifier, score_classifier
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE, Data, Format, Task, load_job
 from potluck.models.adapter import TEMPLATE_FILE
-from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
+from potluck.models.evaluate import Scores, evaluate
 from potluck.models.evaluate_classes import ClassScores
 from potluck.models.families import decoder_of, read_config
+from potluck.models.generate import generate_text
+from potluck.models.inference import load_for_inference
 from potluck.models.merge import merge
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.reading import reads_of, tells_texts_apart

@@ -20,8 +20,9 @@ from transformers.utils import logging
 
 from potluck.errors import BadInput
 from potluck.models.adapter import read_config, read_tensors, write_adapter
-from potluck.models.evaluate import Scores, evaluate, generate_text, load_for_inference
-from potluck.models.generate import ends_of_answers
+from potluck.models.evaluate import Scores, evaluate
+from potluck.models.generate import ends_of_answers, generate_text
+from potluck.models.inference import load_for_inference
 from potluck.models.source import resolve
 from potluck.texts.batch import Example
 

@@ -1,12 +1,15 @@
 """Tiny models with the plain runs that parity tests compare with, each made once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from torch import Tensor
 
 from pool.plain import PlainRun, exact_norms, plain_run
 from pool.tiny import config, save_tiny
 from potluck.models.checkpoint import Checkpoint
+from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch
 
 LEARNING_RATE, CLIP = 1e-2, 0.5
@@ -36,3 +39,16 @@ class Models:
                 learning_rate=LEARNING_RATE,
                 clip=CLIP,
             )
+
+
+def far(ours: Tensor, plain: Tensor) -> float:
+    """The largest difference, relative to the largest value where that is above 1."""
+    if not ours.numel():
+        return 0.0
+    return float((ours - plain).abs().max()) / max(1.0, float(plain.abs().max()))
+
+
+def turns_of(batches: Sequence[Batch], owners: Sequence[int], rank: int) -> list[Turn]:
+    """A step's batches dealt to owners in turn, as ``rank`` has them."""
+    dealt = [(owner, batches[i :: len(owners)]) for i, owner in enumerate(owners)]
+    return [Turn(owner, own if owner == rank else None) for owner, own in dealt if own]

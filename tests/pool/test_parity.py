@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.parity_models import CLIP, LEARNING_RATE, Models
-from pool.tiny import config, shares, three_steps
+from pool.parity_models import CLIP, LEARNING_RATE, Models, far
+from pool.tiny import FAMILIES, config, shares, three_steps
 from potluck.chain.comm import Comm
 from potluck.chain.share import Share
 from potluck.chain.trained import Trained
@@ -43,11 +43,6 @@ def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
     if trained.dim is None:
         return whole
     return whole.index_select(trained.dim, torch.tensor(list(trained.held[rank]), dtype=torch.long))
-
-
-def close(ours: Tensor, plain: Tensor) -> float:
-    scale = max(1.0, float(plain.abs().max())) if plain.numel() else 1.0
-    return float((ours - plain).abs().max()) / scale if ours.numel() else 0.0
 
 
 def check_parity(
@@ -94,10 +89,10 @@ def check_parity(
             if step == 0:
                 for t in trained:
                     assert t.local.grad is not None
-                    assert close(t.local.grad, local_part(t, plain.gradients[t.name], comm.rank)) < 1e-9, t.name
+                    assert far(t.local.grad, local_part(t, plain.gradients[t.name], comm.rank)) < 1e-9, t.name
             stepper.update(found.norm, LEARNING_RATE)
         for t in trained:
-            assert close(t.local.detach(), local_part(t, plain.weights[t.name], comm.rank)) < 1e-9, t.name
+            assert far(t.local.detach(), local_part(t, plain.weights[t.name], comm.rank)) < 1e-9, t.name
         assert list(unequal(stepper.held, comm)) == []
 
     if messages:
@@ -137,24 +132,6 @@ NARROW: dict[str, Counts] = {
     "3": ([2, 0, 2], [0, 14, 12], [31, 20, 10]),
     "4": ([1, 1, 1, 1], [7, 7, 6, 6], [20, 1, 20, 20]),
 }
-FAMILIES = [
-    "llama-biased",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "gpt2",
-    "gpt_neox",
-    "gpt_neox-serial",
-    "granite",
-    "olmo2",
-    "opt",
-    "phi3",
-    "smollm3",
-    "stablelm",
-    "stablelm-parallel",
-]
 PAIRS = [
     # world, targets, tied, halves, recompute
     ("1", None, True, 1, True),
@@ -171,7 +148,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("world", "targets", "tied", "half_batches", "checkpointing"), PAIRS, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_families(
     models: Models,
     family: str,

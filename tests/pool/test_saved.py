@@ -82,15 +82,7 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
             for batches in three_steps()[:2]:
                 stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])
             trained = {name: tensor.clone() for name, tensor in gather_whole(part.chain.trained, comm)}
-            save(
-                job,
-                stepper.strategy.whole(),
-                comm.rank,
-                checkpoint,
-                base,
-                result,
-                decoder=decoder_of(cfg),
-            )
+            save(job, stepper.strategy.whole(), comm.rank, checkpoint, decoder_of(cfg), base, result)
             return trained, stepper.accumulate([Turn(OWNER, [UNSEEN] if comm.rank == OWNER else None)]).loss
 
     trained, loss = run_world(world, body, wire=dtype)[0]

@@ -98,7 +98,7 @@ def train_and_save(
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
             for batches in sequence_steps(cfg, kind)[:2]:
                 stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])
-            save(job, stepper.strategy.whole(), comm.rank, checkpoint, base, result, decoder=decoder)
+            save(job, stepper.strategy.whole(), comm.rank, checkpoint, decoder, base, result)
             own = [unseen(cfg, kind)] if comm.rank == OWNER else None
             return stepper.accumulate([Turn(OWNER, own)]).loss, {t.name for t in part.chain.trained}
 

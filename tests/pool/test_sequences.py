@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pool.parity_models import CLIP, LEARNING_RATE
+from pool.parity_models import CLIP, LEARNING_RATE, far, turns_of
 from pool.sequences import (
     ALPHA,
     RANK,
@@ -27,7 +27,6 @@ from potluck.pool.plan import DeviceShare, Plan
 from potluck.pool.step import Settings, Stepper
 from potluck.pool.strategies.build import part_for, strategy_for
 from potluck.pool.turns import Turn
-from potluck.texts.batch import Batch
 from worlds import run_world
 
 NONE = Ranges(())
@@ -69,17 +68,6 @@ def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
         return whole
     held = trained.held[rank] if len(trained.held) > 1 else trained.held[0]
     return whole.index_select(trained.dim, torch.tensor(list(held), dtype=torch.long))
-
-
-def far(ours: Tensor, plain: Tensor) -> float:
-    if not ours.numel():
-        return 0.0
-    return float((ours - plain).abs().max()) / max(1.0, float(plain.abs().max()))
-
-
-def turns_of(batches: Sequence[Batch], owners: Sequence[int], rank: int) -> list[Turn]:
-    dealt = [(owner, batches[i :: len(owners)]) for i, owner in enumerate(owners)]
-    return [Turn(owner, own if owner == rank else None) for owner, own in dealt if own]
 
 
 def check_parity(

@@ -45,6 +45,27 @@ SHAPE = {
 }
 
 
+FAMILIES = [
+    "llama",
+    "llama-biased",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "gpt_neox-serial",
+    "granite",
+    "olmo2",
+    "opt",
+    "phi3",
+    "smollm3",
+    "stablelm",
+    "stablelm-parallel",
+]
+"""What :func:`config` knows of decoders: each family, and its other ways to be built."""
+
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _NO_DROPOUT_IN_ENCODERS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 

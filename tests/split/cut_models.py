@@ -22,24 +22,6 @@ from potluck.split.learner import Learner, Recipe
 from potluck.split.parts import SplitPart, server_part
 from potluck.texts.batch import Batch, Example
 
-FAMILIES = [
-    "llama",
-    "llama-biased",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "gpt2",
-    "gpt_neox",
-    "granite",
-    "olmo2",
-    "opt",
-    "phi3",
-    "smollm3",
-    "stablelm",
-    "stablelm-parallel",
-]
 _BLOCKS = ("DecoderLayer", "GPT2Block", "GPTNeoXLayer")
 BLOCKS = 3
 LORA = Lora(rank=4, alpha=8.0, targets=["all-linear"])

@@ -9,7 +9,6 @@ import torch
 from cut_models import (
     BATCH,
     BLOCKS,
-    FAMILIES,
     LORA,
     RATE,
     Oracle,
@@ -23,7 +22,7 @@ from cut_models import (
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from pool.tiny import config, save_tiny, shares
+from pool.tiny import FAMILIES, config, save_tiny, shares
 from potluck.chain.piece import At
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput

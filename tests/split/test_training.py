@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Job, load_job
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.evaluate import evaluate, load_for_inference
+from potluck.models.evaluate import evaluate
+from potluck.models.inference import load_for_inference
 from potluck.models.merge import merge
 from potluck.models.precision import torch_dtype
 from potluck.split import checkpoint as stored

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.chain.classifier import values_of
 from potluck.texts.batch import Example
-from potluck.texts.collate import collate, values_of
+from potluck.texts.collate import collate
 
 
 def example(ids: list[int], supervised: list[bool]) -> Example:

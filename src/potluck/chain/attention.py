@@ -34,6 +34,7 @@ def attend(
     ``c tanh(score / c)``. Returns ``[B, H, S, K]``; ``H`` may be 0.
     """
     if kv_of_q_H is not None:
+        kv_of_q_H = kv_of_q_H.to(k_BGSK.device)
         k_BGSK, v_BGSK = k_BGSK.index_select(1, kv_of_q_H), v_BGSK.index_select(1, kv_of_q_H)
     # torch's bfloat16 kernel takes up to seven times as long as its float32 one on short rows.
     exact = torch.promote_types(q_BHSK.dtype, torch.float32)

@@ -31,10 +31,14 @@ def head_loss_alone(head: AnyHead, h_ND: Tensor, targets_N: Tensor, step_targets
         step_targets: by which both are divided.
     """
     if isinstance(head, Classifier):
-        targets = Targets([targets_N], _no_rows)
-        loss, (gradient_1ND,) = classify(head, [h_ND[None]], targets, step_targets, Comm())
+        loss, (gradient_1ND,) = classify(head, [h_ND[None]], labels_alone(targets_N), step_targets, Comm())
         return loss, gradient_1ND[0]
     return loss_alone(head, h_ND, targets_N, step_targets)
+
+
+def labels_alone(targets_N: Tensor) -> Targets:
+    """Labels of whole sequences as targets; no head looks up a row of them."""
+    return Targets([targets_N], _no_rows)
 
 
 def _no_rows(ids: list[int]) -> Tensor:

@@ -20,15 +20,15 @@ class JointNorm:
 
     weight_O: Tensor
     """Of the elements held here."""
-    counted: slice
-    """Which of them this device counts."""
+    counted: Tensor
+    """Places of those that this device counts: of what several devices hold, the first one does."""
     width: int
     """Elements of all heads of the model."""
     eps: float
 
     def squares(self, x_BSO: Tensor) -> Tensor:
         """``[B, S]``: this device's part of the sum of squares."""
-        return x_BSO[..., self.counted].square().sum(-1)
+        return x_BSO.index_select(-1, self.counted.to(x_BSO.device)).square().sum(-1)
 
     def __call__(self, x_BSO: Tensor, squares_BS: Tensor) -> Tensor:
         """Normed elements, given the sum of squares over all devices."""

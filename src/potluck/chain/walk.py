@@ -65,18 +65,19 @@ def forward(
         return r
 
     for k, link in enumerate(chain.links):
-        two_part, keeps = of_two(link, comm), k >= lowest and not checkpointing
-        here = []
+        two_part, keeps = _of_two(link, comm), k >= lowest and not checkpointing
+        here, sums = [], []
         for j in halves:
             r = arrived(k, j)
             walk = partial(recorded, below=k > lowest) if keeps else passed
             visit, xs[j], p = walk(link, xs[j], r, ats[j], two_part)
             here.append(visit)
-            messages[j] = comm.all_reduce(p, exact=two_part is not None)
-        for j, message in enumerate([*messages] if two_part is not None else []):
-            assert message is not None
-            assert two_part is not None
-            messages[j] = comm.all_reduce(continued(two_part, here[j], message.wait(), ats[j], keeps=keeps))
+            sums.append(comm.all_reduce(p, exact=two_part is not None))
+        for j, message in enumerate(sums):
+            if two_part is not None:
+                p = continued(two_part, here[j], message.wait(), ats[j], keeps=keeps)
+                message = comm.all_reduce(p)
+            messages[j] = message
         if k >= lowest:
             for j in halves:
                 visits[j].append(here[j])
@@ -101,7 +102,7 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
     above: list[Visit] = [tape.last for tape in tapes]
     for k in reversed(range(lowest, len(chain.links))):
         link = chain.links[k]
-        two_part = of_two(link, comm)
+        two_part = _of_two(link, comm)
         for j in halves:
             message = messages[j]
             h_grad = message.wait() if message else h_grads[j]
@@ -116,13 +117,15 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
                 run_back([(visit.p, r_grad)])
             if visit.between is None:
                 messages[j] = None if visit.h_in is None else comm.all_reduce(gradient_at(visit.h_in))
-            elif visit.between.r_in is not None:
-                messages[j] = comm.all_reduce(gradient_at(visit.between.r_in), exact=True)
+            else:
+                r_in = visit.between.r_in
+                messages[j] = None if r_in is None else comm.all_reduce(gradient_at(r_in), exact=True)
             above[j] = visit
-        for j, message in enumerate([*messages] if two_part is not None else []):
-            if (between := above[j].between) is not None:
-                back_through_first(between, message.wait() if message and between.r_in is not None else None)
-            messages[j] = None if (h_in := above[j].h_in) is None else comm.all_reduce(gradient_at(h_in))
+        for j, visit in enumerate(above):
+            if visit.between is not None:
+                message = messages[j]
+                back_through_first(visit.between, None if message is None else message.wait())
+                messages[j] = None if visit.h_in is None else comm.all_reduce(gradient_at(visit.h_in))
     for j in halves:
         message = messages[j]
         if lowest == len(chain.links):
@@ -132,7 +135,7 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
             back_through_replicated(above[j], x_grads[j], message.wait())
 
 
-def of_two(link: Link, comm: Comm) -> TwoPart | None:
+def _of_two(link: Link, comm: Comm) -> TwoPart | None:
     """The link's sharded piece, if it has two parts and other devices have terms of what is between."""
     return link.sharded if comm.world_size > 1 and isinstance(link.sharded, TwoPart) else None
 

@@ -257,18 +257,18 @@ class _Builder:
         )
         if d.head_norms != "all":
             return attention
+        of_queries, of_keys = n.head_norms
         return JointlyNormedAttention(
-            attention, *(self._joint(i, *of) for of in zip(n.head_norms, (queries, keys), strict=True))
+            attention,
+            self._joint_norm(i, of_queries, queries, d.num_heads * K),
+            self._joint_norm(i, of_keys, keys, d.num_kv_heads * K),
         )
 
-    def _joint(self, i: int, name: str, held: tuple[Ranges, ...]) -> JointNorm:
-        """A norm over all heads; what several devices hold is the last of the one before and the first of the next."""
-        d = self.decoder
+    def _joint_norm(self, i: int, name: str, held: tuple[Ranges, ...], width: int) -> JointNorm:
         before = {element for ranges in held[: self.rank] for element in ranges}
-        counted = sum(element not in before for element in held[self.rank])
-        weight_O = self.cutter.cut_norm(d.full_name(i, name), held)
-        first = len(held[self.rank]) - counted
-        return JointNorm(weight_O, slice(first, None), len({e for ranges in held for e in ranges}), d.norm_eps)
+        counted = [place for place, element in enumerate(held[self.rank]) if element not in before]
+        weight_O = self.cutter.cut_norm(self.decoder.full_name(i, name), held)
+        return JointNorm(weight_O, torch.tensor(counted, dtype=torch.long), width, self.decoder.norm_eps)
 
     def _head_norm(self, i: int, name: str) -> AnyNorm:
         d = self.decoder

@@ -14,11 +14,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
-from potluck.models.generate import continuations, ends_of_answers, generate_text, inner_model, stop_ids
-from potluck.models.inference import load_for_inference
+from potluck.models.generate import continuations, ends_of_answers, inner_model, stop_ids
 from potluck.texts.batch import Example
-
-__all__ = ["Scores", "evaluate", "generate_text", "load_for_inference"]
 
 _LOGIT_BYTES = 64 << 20  # logits held at once
 _SPARE_TOKENS = 4  # beyond the longest answer: a wrong one may go on
@@ -50,7 +47,7 @@ def evaluate(
     """Loss over all target tokens; with ``generate``, how many answers greedy generation says exactly.
 
     Args:
-        model: what :func:`load_for_inference` returned.
+        model: what :func:`potluck.models.inference.load_for_inference` returned.
         tokenizer: the one that made the examples.
         examples: their answers are compared after ``strip()``.
         batch_size: rows computed at once.

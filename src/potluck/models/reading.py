@@ -16,5 +16,9 @@ def reads_of(config: PretrainedConfig) -> Reads:
 
 
 def tells_texts_apart(config: PretrainedConfig) -> bool:
-    """Whether the model has embeddings by which it tells the second text of a pair from the first."""
-    return getattr(config.get_text_config(), "type_vocab_size", 0) > 1
+    """Whether the model has embeddings by which it tells the second text of a pair from the first.
+
+    Raises:
+        BadInput: the family is not supported.
+    """
+    return decoder_of(config).segments > 1

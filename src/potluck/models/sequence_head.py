@@ -42,20 +42,21 @@ def trains_hidden(decoder: Decoder, *, full: bool) -> bool:
     return names.hidden is not None and (full or not names.hidden_of_base)
 
 
-def adapter_targets(targets: Sequence[str], adapted: Iterable[str], decoder: Decoder | None) -> list[str]:
+def adapter_targets(targets: Sequence[str], adapted: Iterable[str], decoder: Decoder) -> list[str]:
     """The names by which peft finds the linears ``adapted``, and no other.
 
     Args:
         targets: as the job names them; ``all-linear`` among them is written as last parts of names.
         adapted: full names of the linears that have adapters.
-        decoder: the model's description; Llama's if None. Where its head's layers are called as linears of blocks are
-            (``dense``), more parts of the names are written.
+        decoder: the model's description. Where its head's layers are called as linears of blocks are (``dense``), more
+            parts of the names are written.
     """
     linears = sorted(adapted)
     if "all-linear" in targets:
         targets = sorted({name.rsplit(".", 1)[-1] for name in linears})
-    hidden = None if decoder is None or decoder.names.classifier is None else decoder.names.classifier.hidden
-    if decoder is None or hidden is None:
+    classifier = decoder.names.classifier
+    hidden = None if classifier is None else classifier.hidden
+    if hidden is None:
         return list(targets)
     written: list[str] = []
     for target in targets:

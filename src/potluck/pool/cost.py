@@ -13,8 +13,8 @@ segments, plus what the messages take that no compute covers:
   are balanced this is the same as a barrier of its own; it keeps the three decisions separate.
 - Handling messages delays the compute that covers them, by what was measured (``Link.covered_s``).
 - A message that reduces ``b`` bytes over ``n`` devices takes ``latency + 2 (n - 1) / n * b * s_per_byte`` (ring), one
-  that gathers ``b`` from each ``(n - 1) b``, a broadcast ``ceil(log2 n) b`` (tree). A group is as slow as its slowest
-  latency and its slowest link.
+  that gathers ``b`` from each ``(n - 1) b``, a broadcast ``ceil(log2 n) b`` (tree); values leave all homes at
+  once, ``(n - 1) / n`` of them each way. A group is as slow as its slowest latency and its slowest link.
 """
 
 import math

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from potluck.chain.comm import Comm, Message
-from potluck.chain.heads import AnyHead, head_loss
-from potluck.chain.loss import Head, Targets
+from potluck.chain.heads import AnyHead, head_loss, labels_alone
+from potluck.chain.loss import Head
 from potluck.chain.pace import Pace
 from potluck.chain.piece import At, Chain, Link
 from potluck.chain.ranges import Ranges
@@ -180,7 +180,7 @@ def walk_round(samples: Samples, pace: Pace | None) -> Round:
         for rows, head in samples.heads.items():
             watch.start()
             # a head of sequences computes only where labels are, and they are few; they decide nothing of its time
-            targets = None if isinstance(head, Head) else Targets([torch.zeros_like(samples.supervised_N)], _no_rows)
+            targets = None if isinstance(head, Head) else labels_alone(torch.zeros_like(samples.supervised_N))
             _, gradients = head_loss(head, hidden[:1], targets, len(samples.supervised_N), watch)
             watch.lap()
             head_s[rows] += sum(watch.laps) / HEAD_WALKS
@@ -235,10 +235,6 @@ def tensors_in(holder: object) -> list[Tensor]:
         return [tensor for item in holder for tensor in tensors_in(item)]
     fields = getattr(holder, "__dataclass_fields__", {})
     return [tensor for name in fields for tensor in tensors_in(getattr(holder, name))]
-
-
-def _no_rows(ids: list[int]) -> Tensor:
-    raise AssertionError("classes are no token ids")
 
 
 def _per_link(laps: Sequence[float], links: int) -> list[float]:

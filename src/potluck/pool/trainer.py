@@ -101,7 +101,7 @@ def train(
                     emit({"event": "ran_out", "owner": owner, "step": step + 1})
         if rank == 0:
             emit({"event": "saving"})
-        save(job, strategy.whole(), comm.rank, checkpoint, model_dir, result_dir, decoder=decoder)
+        save(job, strategy.whole(), comm.rank, checkpoint, decoder, model_dir, result_dir)
         if rank == 0:
             emit({"event": "saved"})
     return part
@@ -127,10 +127,9 @@ def save(
     whole: Iterator[tuple[str, Tensor]],
     rank: int,
     checkpoint: Checkpoint,
+    decoder: Decoder,
     model_dir: Path,
     result_dir: Path | None,
-    *,
-    decoder: Decoder | None = None,
 ) -> None:
     """Write on rank 0 what was trained: a PEFT adapter, or a plain checkpoint in the base's dtypes.
 
@@ -139,9 +138,9 @@ def save(
         whole: each trained tensor by name, as :meth:`potluck.pool.strategies.strategy.Strategy.whole` gives it.
         rank: this device.
         checkpoint: the model that was trained.
+        decoder: its description.
         model_dir: where it lies.
         result_dir: on rank 0, an existing directory.
-        decoder: the model's description; as most decoders have it if None.
 
     Raises:
         DeviceLost: another device ended.
@@ -164,20 +163,20 @@ def save(
             job.lora,
             base,
             targets,
-            inputs_first=decoder is not None and decoder.inputs_first,
-            modules_to_save=modules_to_save(of_head, decoder) if decoder is not None else (),
+            inputs_first=decoder.inputs_first,
+            modules_to_save=modules_to_save(of_head, decoder),
         )
         write_adapter(result_dir, adapters, config, chat_template=own_template)
     else:
         writer = CheckpointWriter(result_dir)
         trained = set()
-        sequence = None if decoder is None else decoder.sequence
-        dtype_of_head = torch.float32 if decoder is None else checkpoint.dtype(f"{decoder.names.embedding}.weight")
+        sequence = decoder.sequence
+        dtype_of_head = checkpoint.dtype(f"{decoder.names.embedding}.weight")
         for name, tensor in whole:
             trained.add(name)
             writer.add(name, tensor.to(checkpoint.dtype(name) if name in checkpoint.names else dtype_of_head))
         for name in checkpoint.names:
-            if name not in trained and (decoder is None or sequence is None or is_of_base(name, decoder)):
+            if name not in trained and (sequence is None or is_of_base(name, decoder)):
                 writer.add(name, checkpoint.read(name))
         writer.finish()
         copy_beside_weights(model_dir, result_dir)

@@ -103,7 +103,7 @@ def write_result(
     outcome: Outcome,
     losses: Sequence[float],
     *,
-    inputs_first: bool = False,
+    inputs_first: bool,
 ) -> None:
     """Write adapter, job, quality and the training loss of each step into an existing directory.
 

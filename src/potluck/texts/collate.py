@@ -14,8 +14,8 @@ def collate(examples: Sequence[Example]) -> Batch:
     Returns:
         ``ids_BS``: int64, S the longest example's length. ``targets_N``: int64, row by row: the token after each
         supervised position, or each example's label: the index of a class, or the bits of a value in float64, so that
-        whatever moves targets moves values too (:func:`values_of` reads them). The padding id means nothing: lengths
-        say what is padding. ``types_BS``: int64, where an example has a second text.
+        whatever moves targets moves values too. The padding id means nothing: lengths say what is padding.
+        ``types_BS``: int64, where an example has a second text.
 
     Raises:
         ValueError: there is no example, or only some have a label.
@@ -38,11 +38,6 @@ def collate(examples: Sequence[Example]) -> Batch:
     )
     targets = [example.ids[p + 1] for example, of_row in zip(examples, positions, strict=True) for p in of_row]
     return Batch(ids_BS, torch.tensor(targets, dtype=torch.int64), Layout(lengths, positions), types_BS)
-
-
-def values_of(targets_N: Tensor) -> Tensor:
-    """The values (float64) of a micro-batch whose examples have values for labels."""
-    return targets_N.view(torch.float64)
 
 
 def _as_targets(labels: Sequence[float]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pool.leaks import leaks, secrets
-from pool.parity_models import CLIP, LEARNING_RATE, Models, Steps
+from pool.parity_models import CLIP, LEARNING_RATE, Models, Steps, far, turns_of
 from pool.profiles import job, profile, work
 from pool.tiny import VOCAB, batch, config, shares, three_steps
 from potluck.chain.comm import Comm
@@ -23,7 +23,6 @@ from potluck.pool.rows import predict_data
 from potluck.pool.step import Settings, Stepper
 from potluck.pool.strategies.data import DataParallel
 from potluck.pool.task import task_of
-from potluck.pool.turns import Turn
 from potluck.texts.batch import Batch, Layout
 from worlds import run_world
 
@@ -59,15 +58,6 @@ def part_of(models: Models, family: str, *, tied: bool = True, lora: Lora | None
     whole = shares(cfg, [cfg.num_attention_heads], [cfg.intermediate_size], [VOCAB])
     checkpoint = models.checkpoint(family, tied)
     return build_part(checkpoint, decoder_of(cfg), whole, 0, compute=torch.float64, lora=lora, seed=0)
-
-
-def far(ours: Tensor, plain: Tensor) -> float:
-    return float((ours - plain).abs().max()) / max(1.0, float(plain.abs().max()))
-
-
-def turns_of(batches: Sequence[Batch], owners: Sequence[int], rank: int) -> list[Turn]:
-    dealt = [(owner, batches[i :: len(owners)]) for i, owner in enumerate(owners)]
-    return [Turn(owner, own if owner == rank else None) for owner, own in dealt if own]
 
 
 def check_parity(

@@ -230,9 +230,9 @@ def activation(name: str | None) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def biased_linears(config: PretrainedConfig, names: Names | None = None) -> tuple[str, ...]:
-    """The linears with a bias, in families whose fields ``attention_bias`` and ``mlp_bias`` say so."""
-    names = names or Names()
+def biased_linears(config: PretrainedConfig) -> tuple[str, ...]:
+    """The linears with a bias, in families named like Llama whose ``attention_bias`` and ``mlp_bias`` say so."""
+    names = Names()
     attention = (*names.qkv, names.o) if getattr(config, "attention_bias", False) else ()
     return (*attention, *((*names.into, names.out) if getattr(config, "mlp_bias", False) else ()))
 

@@ -37,19 +37,13 @@ def families() -> list[FamilyInfo]:
 
 def _info(model_type: str, decoder: Decoder) -> FamilyInfo:
     names = decoder.names
-    fused = [
-        name for name, whole in ((names.qkv[0], len(names.qkv) == 1), (names.into[0], _joins_gate(decoder))) if whole
-    ]
+    joins_gate = decoder.gated and len(names.into) == 1
     return FamilyInfo(
         model_type,
         tasks=(*(() if decoder.bidirectional else ("causal-lm",)), *(_SEQUENCE if names.classifier else ())),
         strategies=_STRATEGIES,
         schemes=() if decoder.bidirectional else _SCHEMES,
-        fused=tuple(fused),
-        tied=decoder.tied,
+        fused=(*(names.qkv if len(names.qkv) == 1 else ()), *(names.into if joins_gate else ())),
+        tied=decoder.tied and not decoder.bidirectional,
         note="a pipeline divides it between blocks only" if decoder.links_together > 1 else "",
     )
-
-
-def _joins_gate(decoder: Decoder) -> bool:
-    return decoder.gated and len(decoder.names.into) == 1
