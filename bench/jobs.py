@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from potluck.chain.comm import Comm
 from potluck.demo.intents import sample_commands
 from potluck.demo.run import demo_job
-from potluck.job import Data, Lora
+from potluck.job_sections import Data, Lora
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config

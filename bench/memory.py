@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bench.jobs import llama_of_hidden_size_2048, part_of, smollm2, stepper_of, text_batches
 from potluck.chain.comm import Comm
-from potluck.job import Data, Job
+from potluck.job import Job
+from potluck.job_sections import Data
 from potluck.models.families import read_config
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter

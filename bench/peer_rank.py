@@ -20,7 +20,8 @@ from bench.jobs import LORA
 from bench.torch_pipeline import TorchPipeline
 from potluck.bench.pool_rank import examples_of
 from potluck.chain.comm import Comm, gloo_group
-from potluck.job import Data, Job
+from potluck.job import Job
+from potluck.job_sections import Data
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.precision import torch_dtype

@@ -8,7 +8,7 @@ clients; three clients with 169 supervised tokens each in a step, 1,440 distinct
 
 import json
 
-from potluck.job import Split
+from potluck.job_sections import Split
 from potluck.split.volumes import Load, scheme_bytes
 
 HIDDEN_SIZE, ADAPTER_PARAMETERS = 576, 162_816

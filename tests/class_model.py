@@ -8,7 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
-from potluck.job import Data, Job, dump_job
+from potluck.job import Job, dump_job
+from potluck.job_sections import Data
 from word_model import save_word_model
 
 ROWS = [("light on", "lamp"), ("light off", "lamp"), ("music on", "sound"), ("door open", "house"), ("door", "house")]

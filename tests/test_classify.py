@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from class_model import CLASSES, ROWS, said_alone, save_classifier, save_labelled
 from potluck.classify import has_classifier, in_order_of, score_classifier
 from potluck.errors import BadInput
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.models.evaluate_classes import ClassScores
 from potluck.models.families import read_config
 from potluck.texts.rows import read_rows

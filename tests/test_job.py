@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from potluck.errors import BadInput
-from potluck.job import Data, Job, dump_job, load_job, parse_job
+from potluck.job import Job, dump_job, load_job, parse_job
+from potluck.job_sections import Data
 
 
 def written(directory: Path, line: str) -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from potluck.errors import BadInput
-from potluck.job import Data, Job, dump_job
+from potluck.job import Job, dump_job
+from potluck.job_sections import Data
 from potluck.use import evaluate_result, generate, merge_result, open_result
 from word_model import save_word_model
 

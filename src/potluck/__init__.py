@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from potluck.errors import BadInput, DeviceLost, PotluckError, SaveFailed
 
 if TYPE_CHECKING:
-    from potluck.job import Data, Job, Lora, Shares, Split, load_job
+    from potluck.job import Job, load_job
+    from potluck.job_sections import Data, Lora, Shares, Split
     from potluck.models.evaluate import Scores
     from potluck.models.evaluate_classes import ClassScores
     from potluck.pool.crew import Gathering, Manners
@@ -73,18 +74,18 @@ __all__ = [
 _HOMES = {
     "ClassScores": "potluck.models.evaluate_classes",
     "Client": "potluck.split.client",
-    "Data": "potluck.job",
+    "Data": "potluck.job_sections",
     "Gathering": "potluck.pool.crew",
     "Guest": "potluck.pool.join",
     "Job": "potluck.job",
     "Listener": "potluck.pool.listener",
-    "Lora": "potluck.job",
+    "Lora": "potluck.job_sections",
     "Manners": "potluck.pool.crew",
     "Result": "potluck.pool.result",
     "Scores": "potluck.models.evaluate",
     "Serving": "potluck.split.serve",
-    "Shares": "potluck.job",
-    "Split": "potluck.job",
+    "Shares": "potluck.job_sections",
+    "Split": "potluck.job_sections",
     "audit": "potluck.split.audit",
     "contribute": "potluck.split.client",
     "evaluate_result": "potluck.use",

@@ -7,7 +7,7 @@ import torch
 from transformers import PretrainedConfig
 
 from potluck.errors import BadInput
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.evaluate_classes import ClassScores, evaluate_classes, logits_of
 from potluck.models.families import decoder_of, read_config

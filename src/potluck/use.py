@@ -10,7 +10,8 @@ import torch
 
 from potluck.classify import classify_texts, has_classifier, score_classifier
 from potluck.errors import BadInput
-from potluck.job import JOB_FILE, Data, Format, Task, load_job
+from potluck.job import JOB_FILE, load_job
+from potluck.job_sections import Data, Format, Task
 from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate
 from potluck.models.evaluate_classes import ClassScores

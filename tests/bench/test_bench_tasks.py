@@ -12,7 +12,7 @@ from potluck.bench.manual import postgres_manual, text_of
 from potluck.bench.partition import partition
 from potluck.bench.tasks import load_task, pieces_of, subset, text_task, write_clients
 from potluck.errors import BadInput
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.texts.encode import encode
 from potluck.texts.rows import read_rows
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from potluck.bench import fedavg
 from potluck.bench.fedavg import missing_flower, run_fedavg
 from potluck.errors import BadInput, PotluckError
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.texts.formats import parse_record
 from potluck.use import encode_for, inference_dtype, score
 from word_model import ROWS, save_word_model

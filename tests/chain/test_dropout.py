@@ -11,7 +11,7 @@ from potluck.chain.attention import Attention
 from potluck.chain.comm import Comm
 from potluck.chain.linear import CutLinears, LoraPart
 from potluck.chain.piece import At
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of

@@ -11,7 +11,7 @@ from pool.tiny import config, save_tiny, shares
 from potluck.chain.comm import Comm
 from potluck.chain.piece import At, Chain
 from potluck.chain.walk import backward, forward
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of

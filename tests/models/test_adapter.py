@@ -10,7 +10,7 @@ from tiny_models import LINEARS, tiny_llama, with_lora
 from torch import Tensor
 
 from potluck.errors import BadInput
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.adapter import adapter_config, read_config, read_tensors, write_adapter
 
 LORA = Lora(rank=4, alpha=8, dropout=0.1)

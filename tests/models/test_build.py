@@ -10,7 +10,7 @@ from pool.tiny import config, save_tiny, shares
 from potluck.chain.attention import Attention
 from potluck.chain.mlp import GatedMlp
 from potluck.errors import BadInput
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of

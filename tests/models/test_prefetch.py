@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from pool.tiny import VOCAB, config, save_tiny, shares
-from potluck.job import Lora
-from potluck.models.build import build_part, tables
+from potluck.job_sections import Lora
+from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.models.fetched import Fetched
 from potluck.models.prefetch import prefetch
+from potluck.models.tables import tables
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

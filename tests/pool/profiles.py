@@ -5,7 +5,8 @@ from typing import Any
 
 from pool.tiny import config
 from potluck import __version__
-from potluck.job import Job, Lora
+from potluck.job import Job
+from potluck.job_sections import Lora
 from potluck.pool.profile import Line, Link, Machine, Profile, Work
 from potluck.pool.task import PerUnit, Task
 

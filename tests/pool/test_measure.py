@@ -14,7 +14,7 @@ import potluck.pool.measure as measure_module
 from potluck.chain.comm import Comm
 from potluck.chain.pace import Pace
 from potluck.errors import BadInput
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.pool.laps import kept_bytes, make_samples, walk_round
 from potluck.pool.link import measure_link, nic_link
 from potluck.pool.measure import fit, measure

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tiny import config
 
 from potluck.errors import BadInput
-from potluck.job import Data, Job
+from potluck.job import Job
+from potluck.job_sections import Data
 from potluck.models.families import decoder_of
 from potluck.pool.halves import deal
 from potluck.pool.measured_work import config_fields, config_of, work_of

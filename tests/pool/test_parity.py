@@ -11,7 +11,7 @@ from pool.tiny import FAMILIES, config, shares, three_steps
 from potluck.chain.comm import Comm
 from potluck.chain.share import Share
 from potluck.chain.trained import Trained
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Names

@@ -11,7 +11,7 @@ from pool.leaks import leaks, secrets
 from pool.tiny import VOCAB, batch, config, save_tiny, shares
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import Embedding
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of

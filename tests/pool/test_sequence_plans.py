@@ -12,7 +12,8 @@ from pool.test_candidates import QUICK, of
 from pool.test_sequences import tensor_plan
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
-from potluck.job import Job, Lora
+from potluck.job import Job
+from potluck.job_sections import Lora
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_for
 from potluck.models.random_weights import RandomWeights

@@ -20,7 +20,7 @@ from potluck.chain.classifier import Classifier, Kind
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges, split_by
 from potluck.chain.trained import Trained
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.pool.gradients import unequal
 from potluck.pool.halves import encode_layouts
 from potluck.pool.plan import DeviceShare, Plan

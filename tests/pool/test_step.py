@@ -16,7 +16,7 @@ from pool.tiny import batch, config, save_tiny, shares, three_steps
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import Embedding
 from potluck.errors import PotluckError
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of

@@ -8,7 +8,7 @@ import torch
 
 from pool.profiles import job, tiny_work
 from pool.tiny import config, save_tiny, shares
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of

@@ -13,10 +13,10 @@ from pool.plain import PlainRun, exact_norms, plain_run
 from pool.tiny import batch, config
 from potluck.chain.loss import Head
 from potluck.chain.trained import Trained
-from potluck.job import Lora
-from potluck.models.build import head_of
+from potluck.job_sections import Lora
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
+from potluck.models.tables import head_of
 from potluck.models.weights import Weights
 from potluck.split.learner import Learner, Recipe
 from potluck.split.parts import SplitPart, server_part

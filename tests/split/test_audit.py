@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from potluck.cli import app
 from potluck.control.files import ModelFiles
 from potluck.errors import BadInput
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.source import resolve

@@ -26,9 +26,10 @@ from pool.tiny import FAMILIES, config, save_tiny, shares
 from potluck.chain.piece import At
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
-from potluck.models.build import build_part, embedding_tables, head_of
+from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
+from potluck.models.tables import embedding_tables, head_of
 from potluck.split.forward import activations, supervised_positions
 from potluck.split.learner import Fed, Learner, fed_of
 from potluck.split.parts import ClientPart, client_part

@@ -11,7 +11,7 @@ from cut_models import RATE, three_blocks
 from torch import Tensor
 
 from pool.tiny import save_tiny
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.split.assembly import Assembly

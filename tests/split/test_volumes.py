@@ -7,7 +7,7 @@ import pytest
 import torch
 from step_worlds import VOCAB, run, save_model, some_texts, step_job
 
-from potluck.job import Split
+from potluck.job_sections import Split
 from potluck.models.checkpoint import Checkpoint
 from potluck.split import client as client_module
 from potluck.split.client_data import ClientData, client_data

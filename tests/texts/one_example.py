@@ -5,7 +5,7 @@ import itertools
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.texts.batch import Example
 from potluck.texts.encode import encode
 from potluck.texts.formats import Chat, Message, Row

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from potluck.errors import BadInput
-from potluck.job import Format
+from potluck.job_sections import Format
 from potluck.texts.rows import Chat, Completion, Document, Instruction, Message, Row, read_rows
 
 TURNS = (Message("user", "hi"), Message("assistant", "yes"))

@@ -6,7 +6,7 @@ import pytest
 from one_example import data
 
 from potluck.errors import BadInput
-from potluck.job import Task
+from potluck.job_sections import Task
 from potluck.texts.columns import Columns, find_columns
 
 CLASSES: Task = "sequence-classification"

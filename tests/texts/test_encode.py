@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from one_example import KINDS, USES_BOS, Tokenizers, chat, contents, data, decoded, only
 
 from potluck.errors import BadInput
-from potluck.job import Format
+from potluck.job_sections import Format
 from potluck.texts.batch import Example
 from potluck.texts.encode import encode, encode_prompt
 from potluck.texts.formats import Completion, Document, Instruction

@@ -6,7 +6,7 @@ import pytest
 from sources import TURNS, content_of
 
 from potluck.errors import BadInput
-from potluck.job import Format
+from potluck.job_sections import Format
 from potluck.texts.formats import Document, parse_record
 
 FORMATS: list[tuple[object, str, object]] = [

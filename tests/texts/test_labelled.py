@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from one_example import data
 
 from potluck.errors import BadInput
-from potluck.job import Task
+from potluck.job_sections import Task
 from potluck.texts.columns import Columns
 from potluck.texts.labelled import Labelled, classes_of, read_labelled
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from potluck.bench.measured import ADAPTER, SUMMARY_FILE
 from potluck.errors import BadInput, PotluckError
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.models.memory import memory_mib
 from potluck.models.save import replace_directory
 from potluck.texts.rows import Row

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from potluck.bench.measured import ADAPTER, SUMMARY_FILE
-from potluck.job import Data, Lora
+from potluck.job_sections import Data, Lora
 from potluck.models.memory import memory_mib
 from potluck.texts.batch import Example
 from potluck.texts.collate import collate

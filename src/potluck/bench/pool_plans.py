@@ -8,7 +8,8 @@ from transformers import PretrainedConfig
 
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
-from potluck.job import Data, Job
+from potluck.job import Job
+from potluck.job_sections import Data
 from potluck.models.families.decoder import Decoder
 from potluck.pool.candidates import Candidate, best, planned, plans, single, tensor_uniform
 from potluck.pool.cost import Prediction, Units, predict

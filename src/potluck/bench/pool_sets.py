@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from transformers import LlamaConfig, PretrainedConfig
 
 from potluck.errors import BadInput
-from potluck.models.build import tables
 from potluck.models.families import decoder_of
 from potluck.models.random_weights import RandomWeights
+from potluck.models.tables import tables
 from potluck.testbed.options import LOAD_PER_CORE, scale_speeds
 
 SETS = {

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from potluck.errors import PotluckError
-from potluck.job import Data, Job, Split, dump_job
+from potluck.job import Job, dump_job
+from potluck.job_sections import Data, Split
 
 _LOOK_EVERY_S = 0.2
 _SAID_BYTES = 2000

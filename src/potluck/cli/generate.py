@@ -21,7 +21,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Answer a prompt with an adapter (or a model) that potluck trained; a classifier names the class, or the value."""
-    from potluck.job import Format
+    from potluck.job_sections import Format
     from potluck.use import generate
 
     if written_as not in get_args(Format):

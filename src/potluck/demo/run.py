@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck.errors import BadInput
-from potluck.job import Data, Job, Lora
+from potluck.job import Job
+from potluck.job_sections import Data, Lora
 from potluck.models.save import check_output
 from potluck.models.source import resolve
 from potluck.pool.result import Result

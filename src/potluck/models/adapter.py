@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from potluck.errors import BadInput
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.save import storable
 
 CONFIG_FILE = "adapter_config.json"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from potluck.chain.attention import Attention, kv_heads
 from potluck.chain.embedding import Embedding, ReadRows
@@ -17,10 +16,11 @@ from potluck.chain.piece import Chain, Link, Replicated, Sharded
 from potluck.chain.ranges import Ranges, joined
 from potluck.chain.residual import AddNorm, AnyNorm
 from potluck.chain.share import Share
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.sequence_head import build_classifier
+from potluck.models.tables import embedding_of, head_of
 from potluck.models.targets import match_targets
 from potluck.models.weights import Weights
 
@@ -107,40 +107,6 @@ def build_chain(
     the last one gives the normed input of the head. The cut is between the residual add and the norm that follows.
     """
     return _Builder(decoder, tuple(shares), rank, compute, cutter).chain(links)
-
-
-def head_of(decoder: Decoder) -> str:
-    """Name of the tensor whose rows the last hidden states are compared with."""
-    names = decoder.names
-    return f"{names.embedding if decoder.tied else names.head}.weight"
-
-
-def embedding_tables(decoder: Decoder) -> tuple[str, ...]:
-    """Names of the tensors that the first residual stream is made from."""
-    names = decoder.names
-    return tuple(f"{name}.weight" for name in (names.embedding, names.positions, names.types) if name is not None)
-
-
-def tables(decoder: Decoder) -> tuple[str, ...]:
-    """Those, and the head where it is a table of its own: single rows of them would tell token ids, or how many."""
-    if decoder.sequence is not None:
-        return embedding_tables(decoder)
-    return tuple(dict.fromkeys((*embedding_tables(decoder), head_of(decoder))))
-
-
-def embedding_of(weights: Weights, decoder: Decoder) -> Embedding:
-    """Reads rows from ``weights`` as ids ask for them."""
-    names, offset = decoder.names, decoder.position_offset
-
-    def positions(S: int) -> Tensor:
-        return weights.read(f"{names.positions}.weight", rows=Ranges.of(offset, offset + S))
-
-    return Embedding(
-        lambda ids: weights.rows(f"{names.embedding}.weight", ids),
-        decoder.embedding_scale,
-        None if names.positions is None else positions,
-        None if names.types is None else lambda: weights.read(f"{names.types}.weight"),
-    )
 
 
 @dataclass

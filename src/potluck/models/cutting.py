@@ -13,7 +13,7 @@ from potluck.chain.ranges import Ranges
 from potluck.chain.residual import LayerNorm, Norm
 from potluck.chain.trained import Gradient, Trained
 from potluck.errors import BadInput
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.weights import Weights
 
 

@@ -20,7 +20,7 @@ from potluck.chain.piece import At, Chain, Link
 from potluck.chain.ranges import Ranges
 from potluck.chain.share import Share
 from potluck.chain.walk import backward, forward
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.families.decoder import Decoder
 from potluck.models.precision import torch_dtype

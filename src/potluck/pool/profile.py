@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.errors import BadInput
-from potluck.job import Lora
+from potluck.job_sections import Lora
 
 
 class _Plain(BaseModel):

@@ -7,7 +7,8 @@ from typing import Any
 
 from potluck.control.names import host_name
 from potluck.errors import BadInput, PotluckError
-from potluck.job import Data, Job
+from potluck.job import Job
+from potluck.job_sections import Data
 from potluck.models.families import decoder_for, read_config
 from potluck.models.source import resolve
 from potluck.pool.launch import run_devices

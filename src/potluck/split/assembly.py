@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from potluck.chain.loss import Head
-from potluck.job import Split
-from potluck.models.build import head_of
+from potluck.job_sections import Split
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
+from potluck.models.tables import head_of
 from potluck.split.candidates import Candidates, candidates
 from potluck.split.dataset import Dataset, StoredExample, Tables
 from potluck.split.encoding import decode_rows, encode_rows

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from potluck.control.files import ModelFiles
 from potluck.errors import BadInput
-from potluck.job import Data
-from potluck.models.build import embedding_tables, head_of
+from potluck.job_sections import Data
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.source import resolve
+from potluck.models.tables import embedding_tables, head_of
 from potluck.split.agreement import Manifest, agreement_of, differences
 from potluck.split.check import Limits
 from potluck.split.forward import supervised_positions

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import BadInput
-from potluck.job import Data, Format
+from potluck.job_sections import Data, Format
 from potluck.models.durable import saving
 from potluck.split.terms import Terms
 from potluck.texts.batch import Example

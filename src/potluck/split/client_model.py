@@ -8,7 +8,6 @@ import torch
 
 from potluck.control.files import ModelFile, ModelFiles
 from potluck.errors import BadInput
-from potluck.models.build import tables
 from potluck.models.cache import user_cache
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
@@ -17,6 +16,7 @@ from potluck.models.fetched import Fetched
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.prefetch import Listed
 from potluck.models.source import resolve
+from potluck.models.tables import tables
 from potluck.split.agreement import agreement_of, differences
 from potluck.split.listener import SplitListener
 from potluck.split.parts import ClientPart, check_cut, client_part

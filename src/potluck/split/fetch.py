@@ -9,7 +9,8 @@ from typing import Any
 import psutil
 
 from potluck.errors import BadInput, DeviceLost, PotluckError, from_outside
-from potluck.job import JOB_FILE, Format, Job, dump_job
+from potluck.job import JOB_FILE, Job, dump_job
+from potluck.job_sections import Format
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, WEIGHTS_FILE
 from potluck.models.save import replace_directory
 from potluck.split.listener import SplitListener

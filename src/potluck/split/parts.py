@@ -13,10 +13,11 @@ from potluck.chain.share import Share
 from potluck.chain.trained import Trained
 from potluck.chain.whole import Whole
 from potluck.errors import BadInput
-from potluck.job import Lora
-from potluck.models.build import build_chain, embedding_of, head_of
+from potluck.job_sections import Lora
+from potluck.models.build import build_chain
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
+from potluck.models.tables import embedding_of, head_of
 from potluck.models.targets import match_targets
 from potluck.models.weights import Weights
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from potluck.job import JOB_FILE, METRICS_FILE, Job, Split, dump_job
+from potluck.job import JOB_FILE, METRICS_FILE, Job, dump_job
+from potluck.job_sections import Split
 from potluck.models.adapter import adapter_config, write_adapter
 from potluck.split.candidates import Candidates
 from potluck.split.quality import Quality

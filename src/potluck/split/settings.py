@@ -5,7 +5,8 @@ from pathlib import Path
 
 from potluck.control.files import ModelFiles
 from potluck.errors import BadInput
-from potluck.job import Job, Split
+from potluck.job import Job
+from potluck.job_sections import Split
 from potluck.models.families import decoder_of, read_config
 from potluck.models.families.decoder import Decoder
 from potluck.models.source import resolve

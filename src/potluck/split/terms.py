@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.errors import BadInput, from_outside
-from potluck.job import Data, Lora, Split
+from potluck.job_sections import Data, Lora, Split
 from potluck.split.agreement import Agreement
 
 QUALITY_FILE = "quality.json"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.job import Split
+from potluck.job_sections import Split
 from potluck.split.encoding import bytes_per_table_row, record_bytes
 from potluck.split.messages import gradient_dtype
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import BadInput
-from potluck.job import Data, Task
+from potluck.job_sections import Data, Task
 from potluck.texts.values import keys_of
 
 _PAIRS = (

@@ -10,7 +10,7 @@ from itertools import accumulate, chain, pairwise
 from transformers import PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
-from potluck.job import Data, Format
+from potluck.job_sections import Data, Format
 from potluck.texts.batch import Example
 from potluck.texts.chat import Rendered, Template, has_template, load_template, render
 from potluck.texts.codec import Codec, codec_of

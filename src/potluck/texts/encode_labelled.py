@@ -7,7 +7,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
-from potluck.job import Data
+from potluck.job_sections import Data
 from potluck.texts.batch import Example
 from potluck.texts.encode import Encoded
 from potluck.texts.labelled import Labelled

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potluck.errors import BadInput
-from potluck.job import Format
+from potluck.job_sections import Format
 from potluck.texts.values import checked_text, keys_of, kind_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import BadInput
-from potluck.job import Data, Task
+from potluck.job_sections import Data, Task
 from potluck.texts.columns import Columns, find_columns
 from potluck.texts.rows import records_of
 from potluck.texts.values import checked_text, keys_of, kind_of

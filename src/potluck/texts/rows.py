@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from potluck.errors import BadInput
-from potluck.job import Format
+from potluck.job_sections import Format
 from potluck.texts.formats import Chat, Completion, Document, Instruction, Message, Row, parse_record
 from potluck.texts.hub import is_saved_dataset, read_hub_dataset, read_saved_dataset
 from potluck.texts.readers import READERS, Record, read_file

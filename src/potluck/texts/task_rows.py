@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from transformers import PreTrainedTokenizerBase
 
-from potluck.job import Data, Task
+from potluck.job_sections import Data, Task
 from potluck.texts.encode import Encoded, encode
 from potluck.texts.encode_labelled import Reads, encode_labelled
 from potluck.texts.labelled import Labelled, check_alike, classes_of, read_labelled

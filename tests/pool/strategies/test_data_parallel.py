@@ -12,7 +12,7 @@ from pool.parity_models import CLIP, LEARNING_RATE, Models, Steps, far, turns_of
 from pool.profiles import job, profile, work
 from pool.tiny import VOCAB, batch, config, shares, three_steps
 from potluck.chain.comm import Comm
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.build import Part, build_part
 from potluck.models.families import decoder_of
 from potluck.pool.dealing import deal_rows

@@ -16,7 +16,8 @@ from pool.tiny import FAMILIES, VOCAB, batch, config
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import Embedding
 from potluck.chain.ranges import Ranges, split_by
-from potluck.job import Job, Lora
+from potluck.job import Job
+from potluck.job_sections import Lora
 from potluck.models.adapter import read_tensors
 from potluck.models.families import decoder_of
 from potluck.pool.plan import DeviceShare, Plan

@@ -11,7 +11,7 @@ import torch
 from pool.tiny import VOCAB, config, save_tiny
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.models.fetched import Fetched

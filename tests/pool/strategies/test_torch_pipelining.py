@@ -14,7 +14,7 @@ from pool.strategies.torch_batches import BLOCKS, batches
 from pool.tiny import VOCAB, config, save_tiny
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
-from potluck.job import Lora
+from potluck.job_sections import Lora
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.plan import DeviceShare, Plan

@@ -6,11 +6,12 @@ import torch
 
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
-from potluck.job import Lora
-from potluck.models.build import Part, build_part, embedding_tables, tables
+from potluck.job_sections import Lora
+from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
 from potluck.models.prefetch import prefetch
+from potluck.models.tables import embedding_tables, tables
 from potluck.models.weights import Weights
 from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, tensor_parallel
