@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.peer_rank import KINDS, WORLD_SIZE
-from potluck.bench.pool_sets import config_of_shape
+from potluck.bench.pool_sets import shape_of
 
 PAIRS = (
     ("tensor-uniform", "transformers tp_plan=auto"),
@@ -68,7 +68,7 @@ def main() -> None:
 def _model(directory: Path, layers: int) -> Path:
     """Some blocks of a Llama of 1B parameters, with random weights."""
     torch.manual_seed(0)
-    config = config_of_shape("llama-1b", layers)
+    config = shape_of("llama-1b", layers).config(layers)
     config.tie_word_embeddings = False  # transformers' plan cuts the head, and not the embedding
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)  # type: ignore[no-untyped-call]
     return directory

@@ -14,7 +14,7 @@ from potluck.bench.pool_plans import (
     work_of_rows,
 )
 from potluck.bench.pool_run import needed_bytes
-from potluck.bench.pool_sets import config_of_shape
+from potluck.bench.pool_sets import shape_of
 from potluck.models.families import decoder_of
 
 SPEEDS = (0.6, 0.45, 0.4)
@@ -23,7 +23,7 @@ SPEEDS = (0.6, 0.45, 0.4)
 def planned(
     wanted: Sequence[str] = STRATEGIES, *, layers: int = 6, rows: int = 8, speeds: Sequence[float] = SPEEDS, **of: Any
 ) -> Planned:
-    config = config_of_shape("smollm2-135m", layers)
+    config = shape_of("smollm2-135m", layers).config(layers)
     job = job_of(train="lora", dtype="fp32", rows=rows)
     work = work_of_rows(job, config, 128)
     profiles = [profile(f"device-{i}", speed=speed, of=work, **of) for i, speed in enumerate(speeds)]

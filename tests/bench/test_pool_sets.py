@@ -4,11 +4,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from torch.nn import Embedding
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from potluck.bench.pool_sets import SETS, SHAPES, config_of_shape, model_bytes, speeds_of
+from potluck.bench.pool_plans import job_of
+from potluck.bench.pool_sets import SETS, SHAPES, model_bytes, shape_of, speeds_of
 from potluck.bench.pool_spec import Lines, encoded
 from potluck.errors import BadInput
+from potluck.models.families import decoder_for, decoder_of
 
 
 @given(st.sampled_from(sorted(SETS)), st.integers(1, 64), st.floats(0.01, 1.0))
@@ -37,23 +40,38 @@ def test_an_unknown_set_or_a_load_beyond_the_cores_is_refused() -> None:
 
 def test_an_unknown_shape_or_too_many_blocks_are_refused() -> None:
     with pytest.raises(BadInput, match=r"no shape 'gpt'; there are smollm2-135m, .*llama-1b, mobilellama-1.4b"):
-        config_of_shape("gpt", None)
+        shape_of("gpt", None)
     with pytest.raises(BadInput, match="llama-1b has 1 to 16 blocks, not 17"):
-        config_of_shape("llama-1b", 17)
+        shape_of("llama-1b", 17)
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"roberta-base"}))
 def test_memory_of_a_whole_model_is_that_of_its_parameters(name: str) -> None:
-    config = config_of_shape(name, 2)
-    assert config.num_hidden_layers == 2
+    config = shape_of(name, 2).config(2)
+    decoder = decoder_of(config)
+    assert len(decoder.layers) == config.num_hidden_layers == 2
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     elements = sum(parameter.numel() for parameter in model.parameters())
     head = config.vocab_size * config.hidden_size
-    held = elements if config.tie_word_embeddings else elements - head
-    assert model_bytes(config, "lora", "fp32") == 4 * held
-    assert model_bytes(config, "lora", "bf16") == 2 * held
-    assert model_bytes(config, "full", "fp32") == 4 * head + 16 * (held - head)
+    positions = 0 if decoder.names.positions is None else decoder.max_positions * config.hidden_size
+    held = elements - positions - (0 if config.tie_word_embeddings else head)
+    assert model_bytes(decoder, "lora", "fp32") == 4 * held
+    assert model_bytes(decoder, "lora", "bf16") == 2 * held
+    assert model_bytes(decoder, "full", "fp32") == 4 * head + 16 * (held - head)
+
+
+def test_memory_of_an_encoder_is_that_of_its_blocks_and_its_classes() -> None:
+    config = shape_of("roberta-base", 2).config(2)
+    decoder = decoder_for(config, job_of(train="full", dtype="fp32", rows=8, task="sequence-classification"))
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    tables = sum(table.weight.numel() for table in model.roberta.embeddings.children() if isinstance(table, Embedding))
+    elements = sum(parameter.numel() for parameter in model.parameters()) - tables
+    assert model_bytes(decoder, "full", "fp32") == 16 * elements
+    hidden = sum(parameter.numel() for parameter in model.classifier.dense.parameters())
+    out = sum(parameter.numel() for parameter in model.classifier.out_proj.parameters())
+    assert model_bytes(decoder, "lora", "fp32") == 4 * (elements - hidden - out) + 16 * (hidden + out)
 
 
 @given(st.lists(st.dictionaries(st.text(), st.integers())), st.integers(1, 9))

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from transformers import PretrainedConfig
 
 from potluck import testbed
 from potluck.bench.pool_hosts import Hosts, hosts_of
@@ -28,11 +29,11 @@ from potluck.bench.pool_plans import (
 )
 from potluck.bench.pool_result import ratios_of, recovered, row_of
 from potluck.bench.pool_run import OnStep, Step, measure_all, needed_bytes, run_sitting, steps_of
-from potluck.bench.pool_sets import config_of_shape, model_bytes, speeds_of
+from potluck.bench.pool_sets import model_bytes, shape_of, speeds_of
 from potluck.bench.pool_sittings import Sittings, arrange
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.models.families.decoder import Decoder
 from potluck.pool.machine import usable_cores
 from potluck.pool.profile import Profile, Work
@@ -91,9 +92,7 @@ def compare(
         BadInput: a name or a number cannot be used, a testbed is up, or memory is short.
         PotluckError: a device ended.
     """
-    config, speeds = _checked(comparison)
-    decoder = decoder_of(config)
-    job = job_of(train=comparison.train, dtype=comparison.dtype, rows=comparison.rows)
+    job, config, decoder, speeds = _checked(comparison)
     work = work_of_rows(job, config, comparison.length)
     with (
         _testbed(comparison, speeds) as bed,
@@ -160,13 +159,13 @@ def _given(comparison: Comparison) -> dict[str, Any]:
     return {name: getattr(comparison, name) for name in names}
 
 
-def _checked(comparison: Comparison) -> tuple[Any, list[float]]:
-    """The model's config and the devices' speeds.
+def _checked(comparison: Comparison) -> tuple[Job, PretrainedConfig, Decoder, list[float]]:
+    """The job of all strategies, its model's config and description, and the devices' speeds.
 
     Raises:
         BadInput: something cannot be used.
     """
-    config = config_of_shape(comparison.shape, comparison.layers)
+    shape = shape_of(comparison.shape, comparison.layers)
     speeds = speeds_of(comparison.set, comparison.load, usable_cores())
     for name in comparison.strategies:
         if name not in STRATEGIES:
@@ -179,26 +178,29 @@ def _checked(comparison: Comparison) -> tuple[Any, list[float]]:
         raise BadInput(f"--dtype: '{comparison.dtype}' is neither fp32 nor bf16.")
     if comparison.rows < 2 or comparison.rows % 2:
         raise BadInput(f"--rows: a step has an even number of rows, so that it has two halves; not {comparison.rows}.")
-    if not 2 <= comparison.length <= config.max_position_embeddings:
-        raise BadInput(f"--length: a row has 2 to {config.max_position_embeddings} tokens, not {comparison.length}.")
+    config = shape.config(comparison.layers)
+    job = job_of(train=comparison.train, dtype=comparison.dtype, rows=comparison.rows, task=shape.task)
+    decoder = decoder_for(config, job)
+    if not 2 <= comparison.length <= decoder.max_positions:
+        raise BadInput(f"--length: a row has 2 to {decoder.max_positions} tokens, not {comparison.length}.")
     if comparison.steps < 1:
         raise BadInput(f"--steps: at least one, not {comparison.steps}.")
     if not 1 <= comparison.mbit <= 1e6:
         raise BadInput(f"--mbit: a link has 1 to 1,000,000 Mbit/s, not {comparison.mbit:g}.")
     needed, available = (
-        model_bytes(config, comparison.train, comparison.dtype),
+        model_bytes(decoder, comparison.train, comparison.dtype),
         psutil.virtual_memory().available,
     )
     if needed > available:
         raise BadInput(
-            f"{comparison.shape} with {config.num_hidden_layers} blocks needs {needed / 2**30:.1f} GiB for --train"
+            f"{comparison.shape} with {len(decoder.layers)} blocks needs {needed / 2**30:.1f} GiB for --train"
             f" {comparison.train} however it is shared, and {available / 2**30:.1f} GiB are available on this machine:"
             " take fewer --layers."
         )
     if os.geteuid() == 0 and state_file(comparison.prefix).exists():
         option = "" if comparison.prefix == DEFAULT_PREFIX else f" --prefix {comparison.prefix}"
         raise BadInput(f"A testbed is up already: 'potluck testbed down{option}' removes it.")
-    return config, speeds
+    return job, config, decoder, speeds
 
 
 @contextmanager

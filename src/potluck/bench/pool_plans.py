@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.job_sections import Data
+from potluck.job_sections import Data, Task
 from potluck.models.families.decoder import Decoder
 from potluck.pool.candidates import Candidate, best, planned, plans, single, tensor_uniform
 from potluck.pool.cost import Prediction, Units, predict
@@ -61,12 +61,13 @@ class Planned:
     """For ``data_stays`` and ``data_moves`` the row of the plan that ``auto`` chooses."""
 
 
-def job_of(*, train: str, dtype: str, rows: int) -> Job:
-    """The job of all rows: two half-batches, messages in bfloat16, data that may move."""
+def job_of(*, train: str, dtype: str, rows: int, task: Task = "causal-lm") -> Job:
+    """The job of all rows: two half-batches, messages in bfloat16, data that may move; classes, if any, are two."""
     return Job.model_validate(
         {
             "model": "-",
-            "data": Data(train=["-"]),
+            "task": task,
+            "data": Data(train=["-"], labels=["0", "1"] if task == "sequence-classification" else []),
             "output": Path("-"),
             "train": train,
             "dtype": dtype,
@@ -82,19 +83,21 @@ def job_of(*, train: str, dtype: str, rows: int) -> Job:
 
 
 def work_of_rows(job: Job, config: PretrainedConfig, length: int) -> Work:
-    """A half-batch of the job: rows of ``length`` tokens, of which all but the first are targets."""
+    """A half-batch of the job: rows of ``length`` tokens, of which all but the first are targets, or a class each."""
     rows = -(-job.batch_size // HALVES)
+    sequence = job.task != "causal-lm"
     assert job.dtype != "auto"
     return Work(
         config=config_fields(config),
         rows=rows,
         length=length,
-        supervised=rows * (length - 1),
+        supervised=rows if sequence else rows * (length - 1),
         longest=length,
         dtype=job.dtype,
         train=job.train,
         lora=job.lora,
         checkpointing=job.checkpointing,
+        sequence=sequence,
     )
 
 

@@ -15,7 +15,7 @@ from potluck.bench.pool_spec import Event, RankSpec
 from potluck.chain.comm import Comm, gloo_group
 from potluck.chain.pace import Pace, come_first
 from potluck.job import Job
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.models.memory import memory_mib, trim
 from potluck.models.precision import torch_dtype
 from potluck.models.random_weights import RandomWeights
@@ -54,10 +54,19 @@ def run_rank(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> 
         _train(spec, commands, emit)
 
 
-def examples_of(step: int, rows: int, length: int, vocab_rows: int) -> list[Example]:
-    """The examples of a step, alike for every strategy: random ids in rows of ``length``, all but the first targets."""
+def examples_of(step: int, rows: int, length: int, vocab_rows: int, *, classes: bool = False) -> list[Example]:
+    """The examples of a step, alike for every strategy: random ids in rows of ``length``.
+
+    All but the first are targets; or each row has one of two classes, read at its first position.
+    """
     generator = torch.Generator().manual_seed(step)
     ids_BS = torch.randint(vocab_rows, (rows, length), generator=generator)
+    if classes:
+        none = (False,) * length
+        return [
+            Example(tuple(ids), none, f"row {row}", length, None, label=row % 2, reads_at=0)
+            for row, ids in enumerate(ids_BS.tolist())
+        ]
     supervised = (False, *(True,) * (length - 1))
     return [Example(tuple(ids), supervised, f"row {row}", 0, None) for row, ids in enumerate(ids_BS.tolist())]
 
@@ -88,8 +97,7 @@ def _measure(spec: RankSpec, emit: Emit) -> None:
 def _train(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> None:
     job, plan = Job.model_validate(spec.job), Plan.from_json(spec.plan)
     work = Work.model_validate(spec.work)
-    config = config_of(work)
-    decoder = decoder_of(config)
+    decoder = decoder_for(config_of(work), job)
     part = part_for(
         plan,
         spec.rank,
@@ -107,7 +115,7 @@ def _train(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> No
     emit({"event": "ready", "weight_bytes": part.weight_bytes})
     stalls = Stalls()
     for command in commands:
-        examples = examples_of(command["step"], job.batch_size, work.length, decoder.vocab_size)
+        examples = examples_of(command["step"], job.batch_size, work.length, decoder.vocab_size, classes=work.sequence)
         parts = micro_batches(range(len(examples)), rows_dealt_at_once(plan) or job.batch_size)
         batches = [collate([examples[i] for i in part]) for part in parts]
         together.all_reduce(torch.zeros(1)).wait()  # all begin together

@@ -107,7 +107,10 @@ def split(
 def pool(
     devices: Annotated[str, typer.Option("--set", help="A 1.42:1:1, B 1.42:1.2:1:1, C of five, D 4:2:1:1.")] = "A",
     shape: Annotated[
-        str, typer.Option(help="smollm2-135m, smollm2-360m, llama-1b or mobilellama-1.4b; random weights.")
+        str,
+        typer.Option(
+            help="smollm2-135m, smollm2-360m, llama-1b, mobilellama-1.4b, gpt2-medium or roberta-base; random weights."
+        ),
     ] = "llama-1b",
     layers: Annotated[int | None, typer.Option(min=1, help="The shape's first blocks; all if left out.")] = None,
     train: Annotated[str, typer.Option(help="lora or full.")] = "lora",
