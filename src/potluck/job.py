@@ -35,6 +35,9 @@ class Job(Section):
     overwrite: bool = False
 
     train: Literal["lora", "full"] = "lora"
+    train_embeddings: bool = False
+    """With ``train: full``, the embedding tables too: of tokens, positions and segments. An LM head that is the token
+    table is trained with it; one of its own stays as it is."""
     lora: Lora = Lora()
     split: Split | None = None
     """Clients and a server (``potluck serve``); left out, devices train together (``potluck tune``)."""
@@ -84,6 +87,13 @@ class Job(Section):
             raise ValueError(f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}")
         if self.split is None and not self.data.train:
             raise ValueError("data.train names no examples; only a job with a 'split' section goes without")
+        if self.split is not None and self.train_embeddings:
+            raise ValueError("split never trains embeddings: take out train_embeddings")
+        if self.train_embeddings and self.train != "full":
+            raise ValueError(
+                "train_embeddings needs train: full; an adapter that holds whole embeddings (PEFT's modules_to_save) is"
+                " not made"
+            )
         if self.split is not None and self.train == "full":
             raise ValueError("split trains adapters: train: lora")
         self._check_task()
