@@ -53,7 +53,8 @@ class Job(Section):
     data_stays: bool = True
     """Token ids and labels never leave the device that has them. ``false`` allows strategies that move them:
     ``pipeline`` sends ids to the first device of the chain and labels to the last one, ``data`` sends rows to who walks
-    them (with ``true`` each owner walks its own)."""
+    them (with ``true`` each owner walks its own), ``tensor`` sends both to all devices where they train a table that is
+    embedding and LM head."""
     half_batches: Literal[1, 2] = 2
     """How many parts of a micro-batch are in flight, so that one computes while the other's message travels."""
     wire: Literal["fp32", "bf16"] = "fp32"

@@ -20,10 +20,11 @@ from potluck.models.families import decoder_of, read_config
 from potluck.models.families.decoder import Decoder
 from potluck.models.fetched import Fetched
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
-from potluck.pool.cost import Prediction, Units, predict
+from potluck.pool.cost import OWNER_BYTES, Prediction, Units, predict
 from potluck.pool.measured_work import config_of
 from potluck.pool.plan import Plan, make_plan
 from potluck.pool.profile import Work
+from potluck.pool.rows import predict_data
 from potluck.pool.strategies.build import part_for, prefetch_for
 from potluck.pool.task import Tables, task_of
 from potluck.pool.trainer import train
@@ -151,6 +152,23 @@ def test_seconds_of_a_trained_head_and_of_its_optimizer() -> None:
     untied = task_of(job(**TRAINS), smollm2(False), at_work(False))
     without = replace(untied, tables=Tables())
     assert predict(untied, pool, units).step_s - predict(without, pool, units).step_s == pytest.approx(2e-9 * ELEMENTS)
+
+
+def test_a_table_larger_than_all_else_has_its_home_on_the_first_device() -> None:
+    shape = at_work(True).model_copy(update={"config": at_work(True).config | {"num_hidden_layers": 1}})
+    task = task_of(job(**TRAINS), decoder_of(config_of(shape)), shape)
+    pool = [profile(f"d{i}", link=QUICK, of=shape) for i in range(3)]
+    said = predict_data(task, pool, [2, 1, 1], 2)
+    rest = task.trained.replicated + 9 * task.trained.head + 3 * task.trained.kv_head + 1536 * task.trained.column
+    assert rest < ELEMENTS / 2
+    first, second, third = said.devices
+    assert first.memory_bytes - second.memory_bytes == pytest.approx(8 * (ELEMENTS - rest / 2) + OWNER_BYTES)
+    # each sends the gradients of what has its home elsewhere, and the values of what has it here to two others
+    rows_bytes = (128 + 256 / 2) * 8
+    assert first.bytes_sent == pytest.approx(4 * (rest + 2 * ELEMENTS) + 2 * rows_bytes)
+    assert second.bytes_sent == third.bytes_sent == pytest.approx(4 * (rest + ELEMENTS + rest / 2))
+    messages_s = 2 * 3 * 4 * ELEMENTS * 2 / 3 / QUICK.bytes_per_s
+    assert said.message_s == pytest.approx(messages_s, rel=0.01)
 
 
 PLANS = {

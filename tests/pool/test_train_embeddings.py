@@ -101,7 +101,7 @@ def check(
         checkpointing=checkpointing,
     )
 
-    def body(comm: Comm) -> list[str]:
+    def body(comm: Comm) -> tuple[list[str], dict[str, Tensor]]:
         part = part_for(
             plan, comm.rank, weights, decoder, compute=torch.float64, lora=None, seed=0, train_embeddings=True
         )
@@ -126,11 +126,15 @@ def check(
             assert list(unequal(strategy.held, comm)) == []
         gathered = list(strategy.whole())
         assert all(far(tensor, plain.weights[name]) < 1e-9 for name, tensor in gathered)
-        return sorted(name for name, _ in gathered)
+        return sorted(name for name, _ in gathered), {t.name: t.local.detach().clone() for t in trained}
 
     found = run_world(len(plan.devices), body) if len(plan.devices) > 1 else [body(Comm())]
-    assert found[0] == sorted(plain.initial), "each once"
-    assert any(table in name for table in EMBEDDINGS for name in found[0])
+    names, mine = found[0]
+    assert names == sorted(plain.initial), "each once"
+    assert any(table in name for table in EMBEDDINGS for name in names)
+    if plan.strategy in ("pipeline", "data"):
+        for _, theirs in found[1:]:
+            assert all(torch.equal(theirs[name], mine[name]) for name in theirs.keys() & mine.keys()), "bit-equal"
 
 
 def check_decoder(models: Models, family: str, plan: Plan, *, tied: bool = True, **fields: object) -> None:
