@@ -243,3 +243,28 @@ def test_ids_stay_with_the_owner_of_an_untied_table(models: Models, tied: bool) 
     for size, content, batches in zip(whole_numbers[::2], whole_numbers[1::2], steps, strict=True):
         assert size.tolist() == [content.numel()]
         assert decode_layouts(content) == [each.layout for each in batches]
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "data"])
+def test_low_precision_is_near_and_keeps_exact_tables(models: Models, name: str) -> None:
+    decoder = decoder_of(config("gemma2", tie_word_embeddings=True))
+    plans = {
+        "tensor": tensor_plan(*NARROW["3"]),
+        "pipeline": pipeline_plan(decoder, [(1, 1), (0, 3)]),
+        "data": data_plan(decoder, [1.0, 2.0]),
+    }
+    plan, weights = plans[name], models.checkpoint("gemma2", True)
+
+    def losses(compute: torch.dtype) -> list[float]:
+        def body(comm: Comm) -> list[float]:
+            part = part_for(
+                plan, comm.rank, weights, decoder, compute=compute, lora=None, seed=0, train_embeddings=True
+            )
+            settings = Settings(steps=3, learning_rate=1e-3, schedule="constant", clip=CLIP)
+            stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
+            assert {t.local.dtype for t in part.chain.trained} == {torch.promote_types(compute, torch.float32)}
+            return [stepper.step(turns_of(batches, (0,), comm.rank)).loss for batches in three_steps()]
+
+        return run_world(len(plan.devices), body, wire=compute)[0]
+
+    assert losses(torch.bfloat16) == pytest.approx(losses(torch.float64), rel=0.05)

@@ -98,8 +98,11 @@ class StageCosts:
 
     def message_s(self, a: int, b: int) -> float:
         """Seconds of a whole micro-batch's message between two devices."""
+        return self._between_s(a, b, self.task.message_bytes)
+
+    def _between_s(self, a: int, b: int, size: float) -> float:
         latency = max(self.latency_D[a], self.latency_D[b])
-        return float(latency + self.task.message_bytes * max(self.s_per_byte_D[a], self.s_per_byte_D[b]))
+        return float(latency + size * max(self.s_per_byte_D[a], self.s_per_byte_D[b]))
 
     def walk_s(self, stage: Stage) -> tuple[float, float]:
         """Forward and backward seconds of a whole micro-batch."""
@@ -159,12 +162,8 @@ class StageCosts:
         count = _GROUP_MESSAGES + 2 * len(self.owners) if len(stages) > 1 else 0
         group_s = count * float(max(self.latency_D[s.device] for s in stages))
         if (table_bytes := self.task.tables.at_both_ends_bytes) and len(stages) > 1:
-            a, b = stages[0].device, stages[-1].device
-            latency, s_per_byte = (
-                max(self.latency_D[a], self.latency_D[b]),
-                max(self.s_per_byte_D[a], self.s_per_byte_D[b]),
-            )
-            group_s += 2 * float(latency + table_bytes * s_per_byte)  # gradients there, values back
+            # gradients there, values back
+            group_s += 2 * self._between_s(stages[0].device, stages[-1].device, table_bytes)
         return optimizer_s, group_s
 
     def bytes_sent(self, stage: Stage) -> float:

@@ -200,14 +200,13 @@ def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, fr
     def held(base: float, stepped: float) -> float:
         return (base * compute if frozen else 0) + stepped * 4 * exact
 
+    # a trained row is cast, and its gradient found, in the compute dtype, where that is another
+    in_compute = 2 * trained.vocab_row * compute * (compute < exact)
     return PerUnit(
         head=held(elements.head, trained.head),
         kv_head=held(elements.kv_head, trained.kv_head),
         column=held(elements.column, trained.column),
-        # a trained row is cast, and its gradient found, in the compute dtype
-        vocab_row=held(0, trained.vocab_row) + 2 * trained.vocab_row * compute * (compute < exact)
-        if trained.vocab_row
-        else elements.vocab_row * compute,
+        vocab_row=held(0, trained.vocab_row) + in_compute if trained.vocab_row else elements.vocab_row * compute,
         replicated=held(elements.replicated, trained.replicated),
     )
 
