@@ -54,6 +54,21 @@ def test_what_a_job_reads_is_not_overwritten(field: str, tmp_path: Path) -> None
     assert parse_job({**content, "output": str(tmp_path / "other")}).overwrite
 
 
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"train": "lora"}, "train_embeddings needs train: full"),
+        ({"train": "full", "split": {}}, "split never trains embeddings: take out train_embeddings"),
+        ({"train": "lora", "split": {}}, "split never trains embeddings: take out train_embeddings"),
+    ],
+)
+def test_embeddings_are_trained_with_all_else(fields: dict[str, object], sentence: str) -> None:
+    content = {"model": "m", "data": {"train": "a.jsonl"}, "output": "out", "train_embeddings": True}
+    with pytest.raises(BadInput, match=sentence):
+        parse_job(content | fields)
+    assert parse_job(content | {"train": "full"}).train_embeddings
+
+
 def classified(**data: object) -> dict[str, object]:
     named = {"train": "a.csv", **data}
     return {"model": "m", "task": "sequence-classification", "data": named, "output": "out"}

@@ -35,6 +35,9 @@ class Job(Section):
     overwrite: bool = False
 
     train: Literal["lora", "full"] = "lora"
+    train_embeddings: bool = False
+    """With ``train: full``, the embedding tables too: of tokens, positions and segments. An LM head that is the token
+    table is trained with it; one of its own stays as it is."""
     lora: Lora = Lora()
     split: Split | None = None
     """Clients and a server (``potluck serve``); left out, devices train together (``potluck tune``)."""
@@ -50,7 +53,8 @@ class Job(Section):
     data_stays: bool = True
     """Token ids and labels never leave the device that has them. ``false`` allows strategies that move them:
     ``pipeline`` sends ids to the first device of the chain and labels to the last one, ``data`` sends rows to who walks
-    them (with ``true`` each owner walks its own)."""
+    them (with ``true`` each owner walks its own), ``tensor`` sends both to all devices where they train a table that is
+    embedding and LM head."""
     half_batches: Literal[1, 2] = 2
     """How many parts of a micro-batch are in flight, so that one computes while the other's message travels."""
     wire: Literal["fp32", "bf16"] = "fp32"
@@ -84,6 +88,13 @@ class Job(Section):
             raise ValueError(f"micro_batch_size {self.micro_batch_size} is larger than batch_size {self.batch_size}")
         if self.split is None and not self.data.train:
             raise ValueError("data.train names no examples; only a job with a 'split' section goes without")
+        if self.split is not None and self.train_embeddings:
+            raise ValueError("split never trains embeddings: take out train_embeddings")
+        if self.train_embeddings and self.train != "full":
+            raise ValueError(
+                "train_embeddings needs train: full; an adapter that holds whole embeddings (PEFT's modules_to_save) is"
+                " not made"
+            )
         if self.split is not None and self.train == "full":
             raise ValueError("split trains adapters: train: lora")
         self._check_task()

@@ -30,7 +30,9 @@ class Models:
     def _directory(self, family: str, tied: bool) -> Path:
         return save_tiny(config(family, tie_word_embeddings=tied), self._root / f"{family}-{tied}")
 
-    def _plain(self, family: str, tied: bool, targets: tuple[str, ...] | None, steps: str) -> PlainRun:
+    def _plain(
+        self, family: str, tied: bool, targets: tuple[str, ...] | None, steps: str, embeddings: bool = False
+    ) -> PlainRun:
         with exact_norms():
             return plain_run(
                 self.directory(family, tied),
@@ -38,6 +40,7 @@ class Models:
                 targets=None if targets is None else list(targets),
                 learning_rate=LEARNING_RATE,
                 clip=CLIP,
+                embeddings=embeddings,
             )
 
 

@@ -86,10 +86,11 @@ def exact_norms() -> Iterator[None]:
             each.stop()
 
 
-TABLES = (
-    *("embed_tokens", "embed_positions", "embed_in", "embed_out", "lm_head", "wte", "wpe"),
+EMBEDDINGS = (
+    *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe"),
     *("word_embeddings", "position_embeddings", "token_type_embeddings"),
 )
+TABLES = (*EMBEDDINGS, "embed_out", "lm_head")
 
 
 @dataclass
@@ -111,8 +112,9 @@ def plain_run(
     alpha: float = 8.0,
     learning_rate: float = 1e-2,
     clip: float = 0.5,
+    embeddings: bool = False,
 ) -> PlainRun:
-    """Train by the book; ``targets`` None is full fine-tuning with frozen embeddings."""
+    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="by-the-book")
     if targets is not None:
         modules = "all-linear" if targets == ["all-linear"] else targets
@@ -122,7 +124,7 @@ def plain_run(
     trained = {}
     for name, parameter in model.named_parameters():
         plain = name.removeprefix("base_model.model.").replace(".default", "")
-        parameter.requires_grad_("lora_" in name if targets is not None else is_inner(name))
+        parameter.requires_grad_("lora_" in name if targets is not None else is_inner(name, embeddings))
         if parameter.requires_grad:
             trained[plain] = parameter
     generator = torch.Generator().manual_seed(7)
@@ -152,8 +154,9 @@ def plain_run(
     return PlainRun(losses, gradients, initial, {name: p.detach().clone() for name, p in trained.items()})
 
 
-def is_inner(name: str) -> bool:
-    return not any(table in name for table in TABLES)
+def is_inner(name: str, embeddings: bool = False) -> bool:
+    """Whether a tensor is none of the tables; ``embeddings`` count as inner too if they are trained."""
+    return not any(table in name for table in TABLES if not (embeddings and table in EMBEDDINGS))
 
 
 def mask_of(batch: Batch) -> Tensor:

@@ -109,13 +109,15 @@ class SequenceModels:
     def _directory(self, family: str, kind: Kind) -> Path:
         return save_base(tiny_config(family, kind), self._root / f"{family}-{kind}")
 
-    def _plain(self, family: str, kind: Kind, targets: tuple[str, ...] | None) -> PlainRun:
+    def _plain(self, family: str, kind: Kind, targets: tuple[str, ...] | None, embeddings: bool = False) -> PlainRun:
         with exact_norms():
-            return plain_run(self.directory(family, kind), tiny_config(family, kind), kind, targets)
+            return plain_run(self.directory(family, kind), tiny_config(family, kind), kind, targets, embeddings)
 
 
-def plain_run(model_dir: Path, cfg: PretrainedConfig, kind: Kind, targets: Sequence[str] | None) -> PlainRun:
-    """Train by the book; ``targets`` None is full fine-tuning with frozen embeddings."""
+def plain_run(
+    model_dir: Path, cfg: PretrainedConfig, kind: Kind, targets: Sequence[str] | None, embeddings: bool = False
+) -> PlainRun:
+    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones."""
     model: Any = AutoModelForSequenceClassification.from_pretrained(
         model_dir, dtype=torch.float64, attn_implementation="by-the-book"
     )
@@ -124,7 +126,7 @@ def plain_run(model_dir: Path, cfg: PretrainedConfig, kind: Kind, targets: Seque
         model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=linears, task_type="SEQ_CLS"))
     trained: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        wanted = is_inner(name) if targets is None else "lora_" in name or ".modules_to_save." in name
+        wanted = is_inner(name, embeddings) if targets is None else "lora_" in name or ".modules_to_save." in name
         parameter.requires_grad_(wanted)
         if wanted:
             plain = name.removeprefix("base_model.model.").replace(".modules_to_save", "").replace(".default", "")

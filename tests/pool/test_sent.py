@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from pool.profiles import job, profile, work
 from pool.tiny import VOCAB, config, save_tiny
 from potluck.chain.comm import Comm
+from potluck.job import Job
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.pool.candidates import plans
@@ -36,12 +38,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(config("llama", num_hidden_layers=4), tmp_path_factory.mktemp("model"))
 
 
-def planned(strategy: str, owners: Sequence[str], stays: bool) -> tuple[Plan, Prediction]:
-    shape = config("llama", num_hidden_layers=4)
+EMBEDDINGS = {"train": "full", "train_embeddings": True}
+
+
+def planned(
+    strategy: str, owners: Sequence[str], stays: bool, tied: bool = True, **fields: Any
+) -> tuple[Plan, Prediction]:
+    shape = config("llama", num_hidden_layers=4, tie_word_embeddings=tied)
     measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH)
     measured = measured.model_copy(update={"supervised": measured.rows * (LENGTH - 1)})
     pool = [profile(f"d{i}", speed=1 + i / 9, of=measured) for i in range(3)]
-    found = plans(job(batch_size=ROWS, data_stays=stays), decoder_of(shape), measured, pool, owners[1:])
+    found = plans(job(batch_size=ROWS, data_stays=stays, **fields), decoder_of(shape), measured, pool, owners[1:])
     (candidate,) = [c for c in found if c.strategy == strategy and c.feasible]
     assert candidate.plan is not None
     assert candidate.prediction is not None
@@ -60,9 +67,30 @@ def planned(strategy: str, owners: Sequence[str], stays: bool) -> tuple[Plan, Pr
     ],
 )
 def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: bool, model: Path) -> None:
-    plan, prediction = planned(strategy, owners, stays)
+    check(*planned(strategy, owners, stays), owners, model, job())
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("strategy", "owners", "stays"),
+    [
+        ("tensor-uniform", ["d0"], False),
+        ("pipeline", ["d0"], False),
+        ("pipeline-uniform", ["d0", "d1"], False),
+        ("data", ["d0"], False),
+    ],
+)
+def test_as_many_where_embeddings_are_trained(
+    strategy: str, owners: list[str], stays: bool, tied: bool, tmp_path: Path
+) -> None:
+    directory = save_tiny(config("llama", num_hidden_layers=4, tie_word_embeddings=tied), tmp_path)
+    check(*planned(strategy, owners, stays, tied, **EMBEDDINGS), owners, directory, job(**EMBEDDINGS), tied=tied)
+
+
+def check(
+    plan: Plan, prediction: Prediction, owners: list[str], model: Path, the_job: Job, *, tied: bool = True
+) -> None:
     names = [device.name for device in plan.devices]
-    the_job = job()
     size = rows_dealt_at_once(plan) or ROWS
     a_turn = padded(ROWS // len(owners))
 
@@ -72,8 +100,17 @@ def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: boo
 
     def body(comm: Comm) -> int:
         with Checkpoint.open(model) as checkpoint:
-            decoder = decoder_of(config("llama", num_hidden_layers=4))
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=the_job.lora, seed=0)
+            decoder = decoder_of(config("llama", num_hidden_layers=4, tie_word_embeddings=tied))
+            part = part_for(
+                plan,
+                comm.rank,
+                checkpoint,
+                decoder,
+                compute=torch.float32,
+                lora=the_job.lora if the_job.train == "lora" else None,
+                seed=0,
+                train_embeddings=the_job.train_embeddings,
+            )
             settings = Settings(steps=1, learning_rate=1e-3, clip=1.0)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
             whose = [names.index(owner) for owner in owners]

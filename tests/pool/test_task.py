@@ -12,7 +12,7 @@ from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
-from potluck.pool.task import Task, task_of
+from potluck.pool.task import Tables, Task, task_of
 
 COUNTS = ((6, 0, 3), (15, 9, 2), (31, 30, 0))
 
@@ -50,6 +50,36 @@ def test_weights_and_trained_elements_are_those_of_the_built_parts(family: str, 
         whole = sum(t.local.numel() for t in part.chain.trained if t.dim is None)
         assert task.partial_bytes == 4 * partial
         assert 4 * whole <= task.whole_bytes <= 4 * whole + 2000
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_trained_tables_are_those_of_the_built_parts(family: str, tied: bool, tmp_path: Path) -> None:
+    shape = config(family, tie_word_embeddings=tied)
+    directory, decoder = save_tiny(shape, tmp_path / "model"), decoder_of(shape)
+    held = shares(shape, *COUNTS)
+    trains = {"train": "full", "train_embeddings": True}
+    with_them, without = (
+        task_of(job(**fields), decoder, tiny_work(family, train="full")) for fields in (trains, {"train": "full"})
+    )
+    for rank, rows in enumerate(COUNTS[2]):
+        with Checkpoint.open(directory) as checkpoint:
+            parts = [
+                build_part(
+                    checkpoint, decoder, held, rank, compute=torch.float32, lora=None, seed=0, train_embeddings=trained
+                )
+                for trained in (True, False)
+            ]
+        more = sum(t.local.numel() for t in parts[0].chain.trained) - sum(
+            t.local.numel() for t in parts[1].chain.trained
+        )
+        of_tables = with_them.tables.elements * (rank == 0)
+        assert more == of_tables + rows * with_them.trained.vocab_row
+        assert with_them.trained.vocab_row == decoder.hidden_size * tied
+        states = parts[0].weight_bytes - parts[1].weight_bytes + 3 * 4 * more
+        a_row = with_them.weights.vocab_row - without.weights.vocab_row
+        assert with_them.tables.bytes * (rank == 0) + a_row * rows == states
+    assert without.tables == Tables()
 
 
 @pytest.mark.parametrize(

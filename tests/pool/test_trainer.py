@@ -76,7 +76,14 @@ def trained(plan: Plan, model_dir: Path, directory: Path, **fields: Any) -> list
     return [event["loss"] for event in told if event["event"] == "step"]
 
 
-@pytest.mark.parametrize("fields", [{}, {"train": "full", "micro_batch_size": 2}], ids=["lora", "full"])
+FIELDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "full": {"train": "full", "micro_batch_size": 2},
+    "embeddings": {"train": "full", "train_embeddings": True, "data_stays": False},
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 def test_every_strategy_trains_the_same(model_dir: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     losses = {name: trained(plan, model_dir, tmp_path / name, **fields) for name, plan in PLANS.items()}
     assert len(losses["single"]) == 5

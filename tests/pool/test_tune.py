@@ -92,9 +92,24 @@ def test_full_fine_tuning_leaves_a_plain_checkpoint(job: Job) -> None:
     assert generate(job.output, ["music on ->"], max_new_tokens=3) == ["C"]
 
 
+def test_embeddings_that_two_devices_trained_are_in_the_checkpoint(job: Job, model_dir: Path) -> None:
+    trains = {"train": "full", "train_embeddings": True, "data_stays": False, "steps": 15, "learning_rate": 0.01}
+    result = tune(job.model_copy(update=trains))
+    assert (result.strategy, len(result.devices)) == ("tensor", 2)
+    assert result.eval_after is not None
+    assert result.eval_after.accuracy == 1.0
+    before, after = (AutoModelForCausalLM.from_pretrained(each) for each in (model_dir, job.output))
+    assert not torch.equal(before.get_input_embeddings().weight, after.get_input_embeddings().weight)
+    assert after.get_output_embeddings().weight is after.get_input_embeddings().weight
+    held_out = encode_for(model_dir, read_rows(job.data.eval, "auto"), job.data)
+    assert score(job.output, None, held_out, torch.float32).loss == pytest.approx(result.eval_after.loss, abs=1e-5)
+    assert load_job(job.output / "job.yaml").train_embeddings
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"train": "full", "train_embeddings": True}, "strategy: 'tensor' is not possible: .*is the LM head too"),
         ({"lora": {"targets": ["c_attn"]}}, "c_attn.*matches no linear.*q_proj"),
         ({"devices": "2:1", "shares": {"heads": [5, 2]}}, "shares.heads"),
         ({"data": {"train": ["nowhere.jsonl"]}}, "nowhere.jsonl"),

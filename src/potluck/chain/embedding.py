@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from potluck.chain.comm import Comm
+from potluck.chain.trained_embedding import TrainedEmbedding
 
 ReadRows = Callable[[list[int]], Tensor]
 """Ids to ``[n, D]`` rows of a table."""
@@ -36,8 +38,11 @@ class Embedding:
         return x_BSD
 
 
+AnyEmbedding: TypeAlias = Embedding | TrainedEmbedding
+
+
 def share_embedding(
-    embedding: Embedding | None,
+    embedding: AnyEmbedding | None,
     ids_BS: Tensor | None,
     shape_BSD: tuple[int, int, int],
     stream: torch.dtype,
@@ -48,8 +53,11 @@ def share_embedding(
     """The first residual stream ``[B, S, D]`` on every device; ids are needed only where ``embedding`` is.
 
     It travels from rank ``owner`` in the wire's dtype; the owner goes on with what it sent, so that all streams are
-    equal.
+    equal. Where all devices look up rows of one table together, they sum what they have.
     """
+    if isinstance(embedding, TrainedEmbedding) and embedding.summed:
+        assert ids_BS is not None
+        return comm.all_reduce(embedding(ids_BS, stream, types_BS)).wait().to(stream)
     travels = stream if comm.group is None or comm.wire is None else comm.wire
     if embedding is not None and ids_BS is not None:
         x_BSD = embedding(ids_BS, stream, types_BS).to(travels)

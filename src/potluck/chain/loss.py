@@ -22,6 +22,9 @@ from torch import Tensor
 from potluck.chain.comm import Comm
 from potluck.chain.embedding import ReadRows
 
+CHUNK_BYTES = 16 << 20
+"""Of logits computed at once."""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -29,7 +32,7 @@ class Head:
 
     W_VD: Tensor
     softcap: float | None = None
-    chunk_bytes: int = 16 << 20
+    chunk_bytes: int = CHUNK_BYTES
     """Logits computed at once."""
     shift_V: Tensor | None = None
     """Added to the soft-capped logits in ``log Z``; a target's own logit is never shifted."""
@@ -46,7 +49,7 @@ class Head:
         rows = max(1, self.chunk_bytes // (V * exact.itemsize))
         for start in range(0, N, rows):
             part = slice(start, start + rows)
-            l_nV, slope_nV = _capped(F.linear(h_ND[part], self.W_VD).to(exact), self.softcap)
+            l_nV, slope_nV = capped(F.linear(h_ND[part], self.W_VD).to(exact), self.softcap)
             if self.shift_V is not None:
                 l_nV = l_nV + self.shift_V
             m_N[part] = l_nV.amax(-1)
@@ -131,12 +134,12 @@ def _take_targets(head: Head, h_ND: Tensor, ids_N: Tensor, rows: ReadRows, g_ND:
     unique, index_N = ids_N.unique(return_inverse=True)
     w_ND = rows(unique.tolist()).to(g_ND.device, g_ND.dtype)[index_N]
     raw_N = (h_ND.to(g_ND.dtype) * w_ND).sum(-1).to(head.W_VD.dtype)  # rounded as the same logit is in log Z
-    l_N, slope_N = _capped(raw_N.to(g_ND.dtype), head.softcap)
+    l_N, slope_N = capped(raw_N.to(g_ND.dtype), head.softcap)
     g_ND.sub_(w_ND if slope_N is None else w_ND * slope_N[:, None])
     return l_N
 
 
-def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+def capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
     """Soft-capped logits and their derivative by the raw ones; None where that is 1."""
     if softcap is None:
         return logits, None

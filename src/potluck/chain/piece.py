@@ -95,17 +95,25 @@ class Chain:
     """From this link on, no position looks at another (there is no attention any more), so that only supervised
     positions need to be walked; ``len(links)`` where just the last piece is so."""
     last_trained: tuple[Trained, ...] = ()
+    first_trained: tuple[Trained, ...] = ()
+    """What the stream that comes in is made of: the tables of an embedding that is trained."""
 
     @property
     def trained(self) -> list[Trained]:
         """All trained tensors, in the order every device has them."""
         inner = [t for link in self.links for t in (*link.replicated_trained, *link.sharded_trained)]
-        return [*inner, *self.last_trained]
+        return [*self.first_trained, *inner, *self.last_trained]
 
     @property
     def lowest_trained(self) -> int:
-        """The first link with a trained tensor: the backward walk ends there."""
+        """The first link with a trained tensor: the backward walk ends there; with the first stream, at its start."""
+        if self.first_trained:
+            return 0
         for k, link in enumerate(self.links):
             if link.replicated_trained or link.sharded_trained:
                 return k
         return len(self.links)
+
+    def trains_below(self, k: int) -> bool:
+        """Whether something is trained before link ``k``, so that its inputs want gradients."""
+        return bool(self.first_trained) or k > self.lowest_trained

@@ -69,7 +69,7 @@ def forward(
         here, sums = [], []
         for j in halves:
             r = arrived(k, j)
-            walk = partial(recorded, below=k > lowest) if keeps else passed
+            walk = partial(recorded, below=chain.trains_below(k)) if keeps else passed
             visit, xs[j], p = walk(link, xs[j], r, ats[j], two_part)
             here.append(visit)
             sums.append(comm.all_reduce(p, exact=two_part is not None))
@@ -84,16 +84,20 @@ def forward(
     hidden, tapes = [], []
     for j in halves:
         r = arrived(len(chain.links), j)
-        last, h = recorded_last(chain, xs[j], r, ats[j], below=lowest < len(chain.links))
+        last, h = recorded_last(chain, xs[j], r, ats[j], below=chain.trains_below(len(chain.links)))
         hidden.append(h)
         tapes.append(Tape(ats[j], supervised_halves[j], x_halves[j].shape, visits[j], last))
     return hidden, tapes
 
 
-def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], comm: Comm) -> None:
+def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], comm: Comm) -> list[Tensor]:
     """Walk back from the gradients of the last hidden states, adding to ``.grad`` of every trained tensor.
 
     Gradients of replicated tensors are left as this device has them; see ``pool.gradients`` for their sums.
+
+    Returns:
+        Where what the first streams are made of is trained, the gradient ``[B, S, D]`` of each half's, equal on all
+        devices; else nothing.
     """
     lowest = chain.lowest_trained
     halves = range(len(tapes))
@@ -112,7 +116,7 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
             x_grads[j] = x_grad
             visit = tapes[j].visits.pop()
             if visit.contents is not None:
-                visit = again(link, visit, tapes[j].at, two_part, below=k > lowest)
+                visit = again(link, visit, tapes[j].at, two_part, below=chain.trains_below(k))
             if visit.p is not None:
                 run_back([(visit.p, r_grad)])
             if visit.between is None:
@@ -132,7 +136,8 @@ def backward(chain: Chain, tapes: Sequence[Tape], h_grads: Sequence[Tensor], com
             if chain.last_trained:
                 back_through_replicated(above[j], None, h_grads[j])
         elif message is not None:
-            back_through_replicated(above[j], x_grads[j], message.wait())
+            _, x_grads[j] = back_through_replicated(above[j], x_grads[j], message.wait())
+    return [x_grad for x_grad in x_grads if x_grad is not None] if chain.first_trained else []
 
 
 def _of_two(link: Link, comm: Comm) -> TwoPart | None:

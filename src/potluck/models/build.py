@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from potluck.chain.attention import Attention, kv_heads
-from potluck.chain.embedding import Embedding, ReadRows
+from potluck.chain.embedding import AnyEmbedding, ReadRows
 from potluck.chain.heads import AnyHead
 from potluck.chain.joint_norm import JointlyNormedAttention, JointNorm
 from potluck.chain.loss import Head
@@ -16,12 +16,14 @@ from potluck.chain.piece import Chain, Link, Replicated, Sharded
 from potluck.chain.ranges import Ranges, joined
 from potluck.chain.residual import AddNorm, AnyNorm
 from potluck.chain.share import Share
+from potluck.chain.trained_embedding import Table
 from potluck.job_sections import Lora
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.sequence_head import build_classifier
 from potluck.models.tables import embedding_of, head_of
 from potluck.models.targets import match_targets
+from potluck.models.trained_tables import trained_embedding, trained_head
 from potluck.models.weights import Weights
 
 
@@ -31,8 +33,8 @@ class Part:
 
     chain: Chain
     head: AnyHead
-    embedding: Embedding
-    """Reads rows from disk; used only by a device that owns ids."""
+    embedding: AnyEmbedding
+    """Reads rows from disk, or has trained ones; used only by a device that has ids."""
     target_rows: ReadRows
     """Rows of the head by id, from disk; used only by a device that owns labels."""
     stream: torch.dtype
@@ -54,6 +56,7 @@ def build_part(
     lora: Lora | None,
     seed: int,
     links: range | None = None,
+    train_embeddings: bool = False,
 ) -> Part:
     """Read this rank's ranges, and no others, and make its chain.
 
@@ -63,9 +66,10 @@ def build_part(
         shares: what every rank holds; ranks must agree on it.
         rank: this device.
         compute: dtype of the linears; frozen weights are kept in it, trained ones in float32 or better.
-        lora: the adapters, or None for full fine-tuning (embedding and head stay frozen).
+        lora: the adapters, or None for full fine-tuning (of embedding and head only with ``train_embeddings``).
         seed: from which adapters are drawn.
         links: which of the chain's links, as :func:`build_chain` counts them; all if None.
+        train_embeddings: train the tables of the first stream, and with them a head that is one of them.
 
     Raises:
         BadInput: a target matches nothing, or the checkpoint has a head for another number of classes.
@@ -73,12 +77,23 @@ def build_part(
     targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
     cutter = Cutter(checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first)
     links = links or range(2 * len(decoder.layers))
+    embedding: AnyEmbedding = embedding_of(checkpoint, decoder)
+    tokens: Table | None = None
+    if train_embeddings and links.start == 0:
+        embedding = trained_embedding(cutter, decoder, shares)
+        tokens = embedding.tokens
+    first_trained = cutter.taken()
     chain = build_chain(decoder, shares, rank, compute, cutter, links)
-    head_name, head = head_of(decoder), _head(checkpoint, decoder, shares[rank], compute, cutter, links)
+    head: AnyHead
+    if train_embeddings and decoder.embedding_is_head and links.stop == 2 * len(decoder.layers):
+        head = trained_head(cutter, decoder, tokens)
+    else:
+        head = _head(checkpoint, decoder, shares[rank], compute, cutter, links)
+    head_name = head_of(decoder)
     return Part(
-        chain=replace(chain, last_trained=(*chain.last_trained, *cutter.taken())),
+        chain=replace(chain, last_trained=(*chain.last_trained, *cutter.taken()), first_trained=first_trained),
         head=head,
-        embedding=embedding_of(checkpoint, decoder),
+        embedding=embedding,
         target_rows=lambda ids: checkpoint.rows(head_name, ids, dtype=compute),
         stream=torch.promote_types(compute, torch.float32),
         hidden_size=decoder.hidden_size,

@@ -12,6 +12,7 @@ from potluck.chain.linear import CutLinears, LoraPart
 from potluck.chain.ranges import Ranges
 from potluck.chain.residual import LayerNorm, Norm
 from potluck.chain.trained import Gradient, Trained
+from potluck.chain.trained_embedding import Table
 from potluck.errors import BadInput
 from potluck.job_sections import Lora
 from potluck.models.weights import Weights
@@ -144,6 +145,10 @@ class Cutter:
         if not trained or self.lora is None:
             self.weight_bytes += tensor.nbytes
         return self._train(name, tensor, shape, None, (), "partial") if trained else tensor
+
+    def table(self, name: str, held: tuple[Ranges, ...]) -> Table:
+        """The rows of a trained table that ``held[rank]`` says; no row may be held twice."""
+        return Table(self._read(f"{name}.weight", 0, held, "cut"), held[self.rank])
 
     def _weight(self, name: str, dim: int, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
         """A linear's weight as ``[out, in]``, cut along ``dim`` of that."""

@@ -8,6 +8,7 @@ from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import Prediction, Units, predict
+from potluck.pool.embeddings import moves_all, why_not
 from potluck.pool.plan import PIPELINES, DeviceShare, Plan, forbidden, row_devices, stage_devices, what_leaves
 from potluck.pool.profile import Profile, Work
 from potluck.pool.reasons import alone_s, if_all_on_one, missing, too_slow, why
@@ -68,7 +69,7 @@ def plans(
     found += [_tensor(task, profiles, owners), tensor_uniform(task, profiles, owners)]
     found += [_pipeline(strategy, job, decoder, work, profiles, owners) for strategy in PIPELINES]
     found.append(_data(job, decoder, work, profiles, owners))
-    return _with_reasons(task, profiles, found)
+    return _with_reasons(task, profiles, [_of_embeddings(job, decoder, each, owners) for each in found])
 
 
 def best(candidates: Sequence[Candidate], strategy: str = "auto") -> Candidate:
@@ -193,6 +194,18 @@ def _data(job: Job, decoder: Decoder, work: Work, profiles: Sequence[Profile], o
         group, found = best_rows(task, profiles, rows, owners=owners, at_once=job.micro_batch_size)
     devices = row_devices(decoder, [profiles[i].device for i in group], found.speeds)
     return _of_whole_links(job, "data", devices, found.prediction, found.micro_batch_size, owners)
+
+
+def _of_embeddings(job: Job, decoder: Decoder, candidate: Candidate, owners: Collection[str]) -> Candidate:
+    """The candidate as it is where embeddings are trained."""
+    if candidate.plan is None:
+        return candidate
+    devices = len(candidate.plan.devices)
+    moves = moves_all(job, decoder, candidate.strategy, devices) or candidate.moves_data
+    reason = why_not(job, decoder, candidate.strategy, devices, len(owners))
+    if not reason or not candidate.feasible:
+        return replace(candidate, moves_data=moves)
+    return replace(candidate, feasible=False, reason=reason, moves_data=moves)
 
 
 def _of_whole_links(

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.errors import BadInput
-from potluck.pool.profile import Link, Profile
+from potluck.pool.profile import Line, Link, Profile
 from potluck.pool.sent import bytes_sent, messages
 from potluck.pool.task import Task
 
@@ -88,7 +88,7 @@ class Costs:
     alpha_D3: Floats
     beta_D3: Floats
     once_alpha_D: Floats
-    """Of the optimizer, for nothing."""
+    """Of the optimizer, for nothing but the tables that this device alone has."""
     once_beta_D: Floats
     """Of the optimizer, for the replicated tensors, if one device stepped them all."""
     latency_D: Floats
@@ -189,8 +189,10 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
     trained = task.trained
     walks = task.micro_batches * task.half_batches
     head_elements = trained.head + trained.kv_head / task.group
-    per_walk = np.array([head_elements / task.layers, trained.column / max(task.mlp_layers, 1e-9), 0.0]) / walks
-    lines = [(p.attention_s, p.mlp_s, p.head_s) for p in profiles]
+    of_mlp = trained.column / max(task.mlp_layers, 1e-9)
+    per_walk = np.array([head_elements / task.layers, of_mlp, trained.vocab_row]) / walks
+    lines = [(p.attention_s, p.mlp_s, head_s(task, p)) for p in profiles]
+    tables_D = np.array([p.device == coordinator for p in profiles]) * task.tables.elements
     graphs = 1 if task.checkpointing else task.layers * task.half_batches + 1  # one more while a piece goes back
     graphs_of_longest = graphs * task.longest_part
     kept = task.kept_bytes * task.layers * task.half_batches if task.checkpointing else 0.0
@@ -204,7 +206,7 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
             np.array([[line.beta for line in each] for each in lines])
             + np.array([p.optimizer_s.beta for p in profiles])[:, None] * per_walk,
         ),
-        once_alpha_D=np.array([p.optimizer_s.alpha for p in profiles]),
+        once_alpha_D=np.array([p.optimizer_s(elements) for p, elements in zip(profiles, tables_D, strict=True)]),
         once_beta_D=np.array([p.optimizer_s.beta * trained.replicated for p in profiles]),
         latency_D=np.array([link.latency_s if link else 0.0 for link in links]),
         s_per_byte_D=np.array([_s_per_byte(link) if link else 0.0 for link in links]),
@@ -215,6 +217,7 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
                 + fixed
                 + graphs_of_longest * (p.attention_bytes.alpha + p.mlp_bytes.alpha)
                 + (OWNER_BYTES if p.device == coordinator or p.device in owners else 0)
+                + (task.tables.bytes if p.device == coordinator else 0)
                 for p in profiles
             ]
         ),
@@ -222,6 +225,11 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
         column_bytes_D=task.weights.column + graphs_of_longest * np.array([p.mlp_bytes.beta for p in profiles]),
         available_D=np.array([float(p.available_bytes) for p in profiles]),
     )
+
+
+def head_s(task: Task, profile: Profile) -> Line:
+    """Seconds of the head as the task has it, by vocabulary rows; measured is one that is not trained."""
+    return Line(alpha=profile.head_s.alpha, beta=profile.head_s.beta * task.head_passes)
 
 
 def _handling_D3(task: Task, links: Sequence[Link | None]) -> Floats:

@@ -13,6 +13,7 @@ from potluck.models.precision import choose_dtype
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
 from potluck.pool.cost import Prediction
 from potluck.pool.crew import COORDINATOR, Crew
+from potluck.pool.embeddings import moves_all
 from potluck.pool.listener import Listener
 from potluck.pool.measured_work import work_of
 from potluck.pool.plan import Plan, make_plan, what_leaves
@@ -63,7 +64,9 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
         prediction = predict_plan(job, decoder, work, profiles, plan, owners)
         if short := missing(prediction):
             raise BadInput(f"These shares do not fit: {short} Give that device less, or leave the shares to potluck.")
-        moves_data = bool(what_leaves(plan.devices, owners))
+        moves_data = bool(what_leaves(plan.devices, owners)) or moves_all(
+            job, decoder, plan.strategy, len(plan.devices)
+        )
         by_hand = Candidate(plan.strategy, True, "", plan, prediction, moves_data=moves_data)
         listener.chosen([by_hand], by_hand, None)
         return Decision(job, plan, prediction)

@@ -127,7 +127,16 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
 
     with Checkpoint.open(fetched.directory, fetched.need) as checkpoint:
-        prefetch_for(plan, spec.rank, checkpoint, decoder, lora, owns=spec.owns, progress=progress)
+        prefetch_for(
+            plan,
+            spec.rank,
+            checkpoint,
+            decoder,
+            lora,
+            owns=spec.owns,
+            train_embeddings=job.train_embeddings,
+            progress=progress,
+        )
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
     comm, _ = _comm(spec, job, make_group)
     train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)

@@ -43,6 +43,9 @@ def hold(trained: Sequence[Trained], rank: int, world_size: int) -> list[Held]:
             load[home] += t.local.numel()
             held.append(Held(t, home))
             continue
+        if t.gradient == "cut":  # nothing is held twice
+            held.append(Held(t, None))
+            continue
         holders: dict[int, list[int]] = {}
         for r, ranges in enumerate(t.held):
             for index in ranges:

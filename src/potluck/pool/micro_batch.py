@@ -1,7 +1,7 @@
 """A step's micro-batches as every device sees them: layouts everywhere, contents where they are owned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,19 @@ class MicroBatch:
 def exchange(turns: Sequence[Turn], comm: Comm) -> list[MicroBatch]:
     """The micro-batches of all turns, whose layouts their owners tell everyone."""
     return [each for turn in turns for each in _exchanged(turn, comm)]
+
+
+def told_everyone(micro_batch: MicroBatch, comm: Comm) -> MicroBatch:
+    """The same with its token ids and targets on every device; segments stay, as no such model says tokens."""
+    if comm.group is None:
+        return micro_batch
+    layout, batch = micro_batch.layout, micro_batch.batch
+    B, S, N = len(layout.lengths), max(layout.lengths), micro_batch.targets
+    content = torch.empty(B * S + N, dtype=torch.long)
+    if batch is not None:
+        content = torch.cat((batch.ids_BS[:, :S].flatten(), batch.targets_N))
+    ids_M, targets_N = comm.broadcast(content, micro_batch.owner).wait().split([B * S, N])
+    return replace(micro_batch, batch=Batch(ids_M.view(B, S), targets_N, layout))
 
 
 def _exchanged(turn: Turn, comm: Comm) -> list[MicroBatch]:

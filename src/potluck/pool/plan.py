@@ -14,6 +14,7 @@ from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families import decoder_for
 from potluck.models.families.decoder import Decoder
+from potluck.pool.embeddings import why_not
 
 MAX_LOCAL_DEVICES = 64
 PIPELINES = ("pipeline", "pipeline-uniform")
@@ -122,10 +123,12 @@ def make_plan(
     model = decoder_for(config, job)
     ratio = parse_devices(job.devices)
     world_size = len(ratio)
+    strategy = job.strategy if job.strategy != "auto" else ("single" if world_size == 1 else "tensor")
+    if reason := why_not(job, model, strategy, world_size, 1 if owners is None else len(owners)):
+        raise BadInput(f"strategy: '{strategy}' is not possible: {reason}")
     if job.strategy in (*PIPELINES, "data"):
         names = names or [f"device-{rank}" for rank in range(world_size)]
         return _whole_links(job, model, names, ratio, [names[0]] if owners is None else owners)
-    strategy = job.strategy if job.strategy != "auto" else ("single" if world_size == 1 else "tensor")
     if strategy == "single" and world_size > 1:
         raise BadInput(f"strategy: 'single' runs on one device, but devices is '{job.devices}'. Use 'tensor'.")
     if strategy == "tensor-uniform" and (len(set(ratio)) > 1 or job.shares is not None):

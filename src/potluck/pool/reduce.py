@@ -19,7 +19,7 @@ from potluck.pool.gradients import Held
 
 CHUNK_BYTES = 4 << 20
 """On their way to or from one home at once."""
-_GRADIENTS_TAG = 2
+_GRADIENTS_TAG, _VALUES_TAG = 12, 13
 _CHUNKS_IN_FLIGHT = 2
 
 _Chunk = Sequence[list[Tensor]]
@@ -74,6 +74,26 @@ def spread_from_homes(held: Sequence[Held], comm: Comm, *, chunk_bytes: int = CH
     whole = [h for h in held if h.home is not None]
     values = [h.trained.local.detach() for h in whole]
     _exchange(_chunks(whole, values, comm, chunk_bytes), lambda chunk: _Spread(chunk, comm))
+
+
+def pass_from_homes(
+    held: Sequence[Held], holders: Sequence[int], comm: Comm, *, chunk_bytes: int = CHUNK_BYTES
+) -> None:
+    """As :func:`spread_from_homes`, where some devices have these tensors, and ``held`` is empty on the others.
+
+    Args:
+        held: tensors that every one of the ``holders`` has whole, their homes among them.
+        holders: ranks.
+        comm: the messages, straight from homes to holders.
+        chunk_bytes: of one home's values, sent at once; two chunks a home are on their way.
+
+    Raises:
+        DeviceLost: another device ended.
+    """
+    if comm.group is None:
+        return
+    values = [h.trained.local.detach() for h in held]
+    _exchange(_chunks(held, values, comm, chunk_bytes), lambda chunk: _Passed(chunk, holders, comm))
 
 
 class _Exchanged(Protocol):
@@ -158,6 +178,29 @@ class _Spread:
             values = message.wait()
             if home != self._rank:
                 torch._foreach_copy_(parts, values.split([part.numel() for part in parts]))
+
+
+class _Passed:
+    """One chunk of each home's values on its way to a few devices."""
+
+    def __init__(self, chunk: _Chunk, holders: Sequence[int], comm: Comm) -> None:
+        rank = comm.rank
+        self._leaving, self._coming = [], []
+        for home, parts in enumerate(chunk):
+            if home == rank and parts:
+                values = torch.cat(parts)
+                others = [other for other in holders if other != rank]
+                self._leaving += [comm.start_send(values, other, _VALUES_TAG, exact=True) for other in others]
+            elif parts:
+                numbers = sum(part.numel() for part in parts)
+                asked = comm.start_receive(parts[0].new_empty(numbers), home, _VALUES_TAG)
+                self._coming.append((parts, asked))
+
+    def finish(self) -> None:
+        for parts, message in self._coming:
+            torch._foreach_copy_(parts, message.wait().split([part.numel() for part in parts]))
+        for message in self._leaving:
+            message.wait()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -9,7 +9,8 @@ takes the slowest device's rows, the sum, the optimizer and the new values::
 - ``part`` is ``Profile.part_of``: rows by the measured rows, but that walks of few rows take longer than that.
 - Every trained tensor has a home, which receives the others' gradients, steps the tensor and broadcasts its values. Of
   ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values leave all homes at
-  the same time, and of them each device sends and receives as much.
+  the same time, and of them each device sends and receives as much. A trained embedding is one tensor: where it is more
+  than an ``n``-th of all, its home, the first device, has more to do than the others.
 - Values and gradients of what is trained are on every device, the optimizer's two moments at the home alone.
 - Rows are whole. Devices are as fast as their profiles say, and rows as long as the measured ones.
 """
@@ -21,12 +22,12 @@ from itertools import combinations
 import numpy as np
 
 from potluck.errors import BadInput
-from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of
+from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of, head_s
 from potluck.pool.dealing import deal_rows
 from potluck.pool.profile import Profile
 from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.sent import messages
-from potluck.pool.task import ID_BYTES, PerUnit, Task
+from potluck.pool.task import ID_BYTES, PerUnit, Tables, Task
 
 _GROUPS_TRIED = 256
 
@@ -156,10 +157,13 @@ def predict_data(
         BadInput: several devices, and one of them has no link.
     """
     work, n = profiles[0].work, len(profiles)
+    one_tensor = task.trained.vocab_row * task.vocab_rows + task.tables.elements
+    task = _with_tables(task)
+    stepped_D = _stepped(_of_whole(task.trained, task), one_tensor, n)
     owners = {profiles[0].device, *owners}
     parts_D = [_parts(p, rows, micro_batch_size) for p, rows in zip(profiles, rows_D, strict=True)]
     walk_s_D = np.array(parts_D) * _walk_s_D(task, profiles)
-    once_s_D = np.array([p.optimizer_s(_of_whole(task.trained, task) / n) for p in profiles])
+    once_s_D = np.array([p.optimizer_s(elements) for p, elements in zip(profiles, stepped_D, strict=True)])
     compute_s_D = walk_s_D + once_s_D
     busiest_s = float(walk_s_D.max() + once_s_D.max())
 
@@ -171,18 +175,20 @@ def predict_data(
         (rows / len(owners)) * (1 - each / rows) * (p.device in owners)
         for p, each in zip(profiles, rows_D, strict=True)
     ]
-    costs = costs_of(_alone(task, micro_batch_size / work.rows, exact * (1 - 1 / n)), profiles, owners)
+    costs = costs_of(_alone(task, micro_batch_size / work.rows, exact), profiles, owners)
     message_s = 0.0
     if n > 1:
         # sums that only their homes need send half of what an all-reduce does
-        summed = replace(task, micro_batches=0, partial_bytes=gradient_bytes / 2, kv_trained_bytes=0.0)
-        sent = messages(replace(summed, whole_bytes=gradient_bytes), np.array(float(n)))
+        wire_bytes = n * exact * float(stepped_D.max())
+        summed = replace(task, micro_batches=0, partial_bytes=wire_bytes / 2, kv_trained_bytes=0.0)
+        sent = messages(replace(summed, whole_bytes=wire_bytes), np.array(float(n)))
         count = sent.count + 2 * (len(owners) - 1) + bool(row_bytes)
         carried = sent.bytes + sum(moved_D) * row_bytes
         message_s = float(count * costs.latency_D.max() + carried * costs.s_per_byte_D.max())
     whole_MD3 = np.broadcast_to(np.array(task.totals, dtype=np.int64), (1, n, 3))
-    memory_D = costs.memory(whole_MD3, np.ones(1))[0] + _reducing_bytes(gradient_bytes, n)
-    to_and_from_homes = (n - 1) / n * gradient_bytes
+    memory_D = costs.memory(whole_MD3, np.ones(1))[0] + 2 * exact * stepped_D + _reducing_bytes(gradient_bytes, n)
+    at_home_D = exact * stepped_D
+    sent_D = (gradient_bytes - at_home_D) * np.array([bool(rows) for rows in rows_D]) + (n - 1) * at_home_D
     devices = tuple(
         DevicePrediction(
             name=p.device,
@@ -190,7 +196,7 @@ def predict_data(
             wait_s=busiest_s - float(compute_s_D[i]),
             memory_bytes=float(memory_D[i]),
             available_bytes=float(costs.available_D[i]),
-            bytes_sent=to_and_from_homes * (1 + bool(rows_D[i])) + moved_D[i] * row_bytes,
+            bytes_sent=float(sent_D[i]) + moved_D[i] * row_bytes,
         )
         for i, p in enumerate(profiles)
     )
@@ -204,7 +210,7 @@ def _walk_s_D(task: Task, profiles: Sequence[Profile]) -> Floats:
         [
             task.layers * p.attention_s(task.heads)
             + task.mlp_layers * p.mlp_s(task.columns)
-            + p.head_s(task.vocab_rows)
+            + head_s(task, p)(task.vocab_rows)
             for p in profiles
         ]
     )
@@ -222,13 +228,30 @@ def _of_whole(amounts: PerUnit, task: Task) -> float:
     return units + task.vocab_rows * amounts.vocab_row + amounts.replicated
 
 
-def _alone(task: Task, part: float, moments_elsewhere: float) -> Task:
+def _with_tables(task: Task) -> Task:
+    """The task with trained embeddings as every device has them whole."""
+    tables, weights, trained = task.tables, task.weights, task.trained
+    return replace(
+        task,
+        tables=Tables(),
+        weights=replace(weights, replicated=weights.replicated + tables.bytes),
+        trained=replace(trained, replicated=trained.replicated + tables.elements),
+    )
+
+
+def _stepped(elements: float, one_tensor: float, n: int) -> Floats:
+    """Elements whose home each of ``n`` devices is: about as many, but that the first has the largest tensor."""
+    first = max(elements / n, one_tensor)
+    return np.array([first, *[(elements - first) / max(n - 1, 1)] * (n - 1)])
+
+
+def _alone(task: Task, part: float, exact: int) -> Task:
     """The task as a device sees it that walks ``part`` of a measured half-batch at once, with everything in one graph.
 
-    ``moments_elsewhere`` is what the optimizer keeps at the homes on other devices, bytes a moment and element.
+    The optimizer's two moments, of ``exact`` bytes an element each, are not in its memory: they are at the homes.
     """
     weights, trained = task.weights, task.trained
-    less = 2 * moments_elsewhere
+    less = 2 * exact
     return replace(
         task,
         half_batches=1,

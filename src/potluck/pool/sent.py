@@ -31,10 +31,13 @@ def messages(task: Task, world_size: Floats) -> Messages:
     reduce, gather, spread = 2 * (n - 1) / n, n - 1, np.ceil(np.log2(n))
     shared_kv = 0 if task.group == 1 else np.minimum(n - 1, task.kv_heads)
     kv_messages = 2 if task.group > 1 and task.kv_trained_bytes else 0
-    a_micro_batch = task.half_batches * (spread * task.message_bytes + reduce * task.head_message_bytes)
+    contents = task.tables.contents_bytes
+    streams = reduce if contents else spread
+    a_micro_batch = task.half_batches * (streams * task.message_bytes + reduce * task.head_message_bytes)
+    a_micro_batch = a_micro_batch + spread * contents
     return Messages(
         # layouts, norm and loss, clocks: four; gradients: one; values: one a home
-        count=task.micro_batches * (2 * task.half_batches + 1) + 5 + kv_messages + n,
+        count=task.micro_batches * (2 * task.half_batches + 1 + bool(contents)) + 5 + kv_messages + n,
         bytes=task.micro_batches * (a_micro_batch + gather * task.pair_bytes)
         + reduce * (task.partial_bytes + 2 * shared_kv * task.kv_trained_bytes)
         + (n - 1) / n * task.whole_bytes,
@@ -47,7 +50,8 @@ def bytes_sent(task: Task, names: Sequence[str], owners: Collection[str]) -> lis
     """Count the messages of a step, as :class:`potluck.chain.comm.Comm` counts them when it sends them.
 
     A ring sends ``2 (n - 1) / n`` of what it reduces and ``n - 1`` times what it gathers; the source of a broadcast
-    counts for its ``n - 1`` receivers: owners for embeddings, which they send in turn, homes for the values of trained
+    counts for its ``n - 1`` receivers: owners for embeddings (or for ids, where all look rows of a trained table up
+    together and sum them), which they send in turn, homes for the values of trained
     tensors, of which each has about as many. Layouts, norm, loss and clocks are too small to count, and so are sums of
     key/value heads that few devices share.
 
@@ -65,5 +69,9 @@ def bytes_sent(task: Task, names: Sequence[str], owners: Collection[str]) -> lis
     between_pieces = 2 * (task.layers + task.mlp_layers) * ring * task.message_bytes
     of_head = (n - 1) * task.pair_bytes + ring * task.head_message_bytes
     once = ring * task.partial_bytes + (n - 1) / n * task.whole_bytes
-    embeddings = walks / len(owning) * (n - 1) * task.message_bytes
-    return [walks * (between_pieces + of_head) + once + embeddings * (name in owning) for name in names]
+    everyone = walks * (between_pieces + of_head) + once
+    owners_send = walks * task.message_bytes
+    if task.tables.contents_bytes:
+        everyone += walks * ring * task.message_bytes
+        owners_send = task.micro_batches * task.tables.contents_bytes
+    return [everyone + owners_send * (n - 1) / len(owning) * (name in owning) for name in names]

@@ -8,7 +8,9 @@ stages ``[R, S, D]`` travels, the stream forward and its gradient back:
 
 Handling a message costs the compute that goes on meanwhile half of what it costs in an all-reduce of as many bytes
 sent: there each device sends and receives, here it does one of them (``Link.covered_s``).
-After the last walk come the norm, the optimizer (at once on all stages) and the clocks.
+After the last walk come the norm, the optimizer (at once on all stages) and the clocks. A trained table that both ends
+have (the embedding that is the head) is stepped by the first stage, between a message of its gradients and one of its
+values.
 """
 
 import math
@@ -21,8 +23,9 @@ import numpy as np
 
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
-from potluck.pool.cost import OWNER_BYTES, Bools, DevicePrediction, Floats, Prediction, costs_of
+from potluck.pool.cost import OWNER_BYTES, Bools, DevicePrediction, Floats, Prediction, costs_of, head_s
 from potluck.pool.profile import Link, Profile, Work
+from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.simulate import Simulated, simulate
 from potluck.pool.task import ID_BYTES, PerUnit, Task, task_of
 
@@ -95,8 +98,11 @@ class StageCosts:
 
     def message_s(self, a: int, b: int) -> float:
         """Seconds of a whole micro-batch's message between two devices."""
+        return self._between_s(a, b, self.task.message_bytes)
+
+    def _between_s(self, a: int, b: int, size: float) -> float:
         latency = max(self.latency_D[a], self.latency_D[b])
-        return float(latency + self.task.message_bytes * max(self.s_per_byte_D[a], self.s_per_byte_D[b]))
+        return float(latency + size * max(self.s_per_byte_D[a], self.s_per_byte_D[b]))
 
     def walk_s(self, stage: Stage) -> tuple[float, float]:
         """Forward and backward seconds of a whole micro-batch."""
@@ -154,7 +160,11 @@ class StageCosts:
             for s in stages
         ]
         count = _GROUP_MESSAGES + 2 * len(self.owners) if len(stages) > 1 else 0
-        return optimizer_s, count * float(max(self.latency_D[s.device] for s in stages))
+        group_s = count * float(max(self.latency_D[s.device] for s in stages))
+        if (table_bytes := self.task.tables.at_both_ends_bytes) and len(stages) > 1:
+            # gradients there, values back
+            group_s += 2 * self._between_s(stages[0].device, stages[-1].device, table_bytes)
+        return optimizer_s, group_s
 
     def bytes_sent(self, stage: Stage) -> float:
         """In a step: streams and gradients to neighbours, and an owner's ids and labels to the ends of the chain."""
@@ -162,6 +172,7 @@ class StageCosts:
         owned_parts = sum(self.parts) / len(self.owners) * (self.names[stage.device] in self.owners)
         ids, labels = self.work.rows * self.work.length, self.work.supervised
         between = sum(self.parts) * self.task.message_bytes * ((not is_first) + (not is_last))
+        between += self.task.tables.at_both_ends_bytes * (is_first != is_last)
         return between + owned_parts * ID_BYTES * (ids * (not is_first) + labels * (not is_last))
 
 
@@ -192,6 +203,9 @@ def stage_costs(
         attention = (per.head * task.heads + per.kv_head * task.kv_heads + per.replicated / 2) / L
         return by_link(attention, np.full(L, (per.column * task.columns + per.replicated / 2) / L))
 
+    table_bytes = task.tables.at_both_ends_bytes
+    passing_bytes = 2 * min(CHUNK_BYTES, table_bytes)
+    in_first = (np.arange(2 * L + 1) > 0).astype(np.float64)  # what comes with the first link
     return StageCosts(
         task=task,
         work=measured,
@@ -201,12 +215,12 @@ def stage_costs(
         seconds_DN1=np.stack(
             [by_link(p.attention_s(task.heads), p.mlp_s(task.columns) * mlp_L) * p.part_of(size) for p in profiles]
         ),
-        head_s_D=np.array([p.head_s(task.vocab_rows) * p.part_of(size) for p in profiles]),
+        head_s_D=np.array([head_s(task, p)(task.vocab_rows) * p.part_of(size) for p in profiles]),
         forward_part_D=np.array([p.forward_part for p in profiles]),
         handling_s_D=np.array([_handling_s(p.link, task) if several else 0.0 for p in profiles]),
         latency_D=costs.latency_D,
         s_per_byte_D=costs.s_per_byte_D,
-        weights_N1=amounts(task.weights),
+        weights_N1=amounts(task.weights) + in_first * (task.tables.bytes + 4 * table_bytes + passing_bytes),
         graphs_DN1=np.stack(
             [
                 by_link(p.attention_bytes(task.heads), np.full(L, p.mlp_bytes(task.columns)))
@@ -215,7 +229,7 @@ def stage_costs(
                 for p in profiles
             ]
         ),
-        trained_N1=amounts(task.trained),
+        trained_N1=amounts(task.trained) + in_first * (task.tables.elements + task.trained.vocab_row * task.vocab_rows),
         optimizer_s_D2=np.array([(p.optimizer_s.alpha, p.optimizer_s.beta) for p in profiles]),
         fixed_D=np.array(
             [
@@ -225,7 +239,8 @@ def stage_costs(
                 for p in profiles
             ]
         ),
-        head_bytes=task.weights.vocab_row * task.vocab_rows + task.head_work_bytes,
+        # of a table at both ends, the optimizer's moments are at the first
+        head_bytes=task.weights.vocab_row * task.vocab_rows - 2 * table_bytes + passing_bytes + task.head_work_bytes,
         available_D=costs.available_D,
         links_together=decoder.links_together,
     )

@@ -12,9 +12,8 @@ from potluck.chain.comm import Comm
 from potluck.errors import PotluckError
 from potluck.models.build import Part
 from potluck.models.optimizer import adamw, scheduled
-from potluck.pool.gradients import spread_shared, squared_norm, steps_here, sum_partial
+from potluck.pool.gradients import squared_norm, steps_here, sum_partial
 from potluck.pool.micro_batch import exchange
-from potluck.pool.reduce import spread_from_homes
 from potluck.pool.strategies.strategy import Strategy
 from potluck.pool.strategies.tensor import TensorParallel
 from potluck.pool.turns import Turn
@@ -145,8 +144,7 @@ class Stepper:
             self.optimizer.step()
         for held in self.held:
             held.trained.local.grad = None
-        spread_from_homes(self.held, self.comm)
-        spread_shared(self.held, self.comm)
+        self.strategy.spread()
         self.done += 1
 
     def _agree(self, loss: Tensor) -> tuple[float, float]:

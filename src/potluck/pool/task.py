@@ -30,6 +30,21 @@ class PerUnit:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """Embeddings that are trained; all 0 where they are not."""
+
+    elements: float = 0.0
+    """Of those that the coordinator, or who walks the first link, holds and steps alone."""
+    bytes: float = 0.0
+    """Of these: values, gradients and the optimizer's moments."""
+    contents_bytes: float = 0.0
+    """Token ids and targets of one micro-batch, which all devices get where they share the rows of tokens; they then
+    sum the first stream, which otherwise an owner sends."""
+    at_both_ends_bytes: float = 0.0
+    """Values of the table that both ends of a pipeline have; as much are its gradients."""
+
+
+@dataclass(frozen=True)
 class Task:
     """One optimizer step of one model, as far as a plan's cost follows from it."""
 
@@ -65,8 +80,15 @@ class Task:
     trained: PerUnit
     """Elements that the optimizer steps."""
     checkpointing: bool
+    tables: Tables = Tables()
+    """Of the first stream, if they are trained."""
     longest_part: float = 1.0
     """Positions of the longest row by those that graphs were measured at: memory must do for the longest batch."""
+
+    @property
+    def head_passes(self) -> float:
+        """How often the head's rows are read in a walk, by what was measured: once each way, twice if it is trained."""
+        return 2.0 if self.trained.vocab_row else 1.0
 
     @property
     def totals(self) -> tuple[int, int, int]:
@@ -104,6 +126,7 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
     compute = _ITEM_BYTES[work.dtype]
     exact = max(4, compute)
     trained, partial, whole = _with_sequence_head(*_trained(job, decoder), job, decoder)
+    tables = _tables(job, decoder, half_batches * (B * S + N), exact)
     logits = min(_LOGITS_CHUNK_BYTES, max(N, 1) * decoder.head_rows * exact) * (exact + compute) / exact
     return Task(
         layers=len(decoder.layers),
@@ -125,7 +148,24 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
         weights=_weights(decoder, trained, compute, exact, frozen=job.train == "lora"),
         trained=trained,
         checkpointing=work.checkpointing,
+        tables=tables,
         longest_part=longest_part,
+    )
+
+
+def _tables(job: Job, decoder: Decoder, tokens: float, exact: int) -> Tables:
+    """What trained embeddings take; ``tokens`` are the ids and targets of one micro-batch."""
+    if not job.train_embeddings:
+        return Tables()
+    D, names, shared = decoder.hidden_size, decoder.names, decoder.embedding_is_head
+    positions = (decoder.max_positions + decoder.position_offset) * (names.positions is not None)
+    segments = decoder.segments * (names.types is not None)
+    elements = D * (positions + segments + decoder.vocab_size * (not shared))
+    return Tables(
+        elements=elements,
+        bytes=4 * exact * elements,
+        contents_bytes=tokens * ID_BYTES * shared,
+        at_both_ends_bytes=D * decoder.vocab_size * exact * shared,
     )
 
 
@@ -160,11 +200,13 @@ def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, fr
     def held(base: float, stepped: float) -> float:
         return (base * compute if frozen else 0) + stepped * 4 * exact
 
+    # a trained row is cast, and its gradient found, in the compute dtype, where that is another
+    in_compute = 2 * trained.vocab_row * compute * (compute < exact)
     return PerUnit(
         head=held(elements.head, trained.head),
         kv_head=held(elements.kv_head, trained.kv_head),
         column=held(elements.column, trained.column),
-        vocab_row=elements.vocab_row * compute,
+        vocab_row=held(0, trained.vocab_row) + in_compute if trained.vocab_row else elements.vocab_row * compute,
         replicated=held(elements.replicated, trained.replicated),
     )
 
@@ -188,7 +230,8 @@ def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
     if job.train == "full":
         elements = _elements(decoder)
         per_head_norms = len(decoder.layers) * _head_norms(decoder)
-        by_unit = PerUnit(elements.head, elements.kv_head, elements.column, 0, elements.replicated)
+        row = decoder.hidden_size if job.train_embeddings and decoder.embedding_is_head else 0
+        by_unit = PerUnit(elements.head, elements.kv_head, elements.column, row, elements.replicated)
         return by_unit, per_head_norms, elements.replicated
     targets = match_targets(job.lora.targets, decoder.linears)
     r = job.lora.rank

@@ -22,6 +22,7 @@ from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.models.sequence_head import adapter_targets, is_of_base, modules_to_save, write_sequence_config
 from potluck.models.shards import Need
+from potluck.pool.embeddings import why_not
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, Stepper
@@ -73,10 +74,22 @@ def train(
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
         lora = job.lora if job.train == "lora" else None
-        part = part_for(plan, rank, checkpoint, decoder, compute=torch_dtype(job.dtype), lora=lora, seed=job.seed)
+        part = part_for(
+            plan,
+            rank,
+            checkpoint,
+            decoder,
+            compute=torch_dtype(job.dtype),
+            lora=lora,
+            seed=job.seed,
+            train_embeddings=job.train_embeddings,
+        )
         trim()
         emit({"event": "loaded", "rank": rank, "weights_mib": part.weight_bytes / 2**20})
-        turns = Turns(comm.all_gather(torch.tensor([len(examples)])).wait()[:, 0].tolist(), job.batch_size)
+        counts = comm.all_gather(torch.tensor([len(examples)])).wait()[:, 0].tolist()
+        if reason := why_not(job, decoder, plan.strategy, comm.world_size, sum(map(bool, counts))):
+            raise BadInput(reason)
+        turns = Turns(counts, job.batch_size)
         feed = None
         if owns:
             feed = Feed(
@@ -175,8 +188,10 @@ def save(
         for name, tensor in whole:
             trained.add(name)
             writer.add(name, tensor.to(checkpoint.dtype(name) if name in checkpoint.names else dtype_of_head))
+        table, head = (f"{name}.weight" for name in (decoder.names.embedding, decoder.names.head))
+        stale = {head} if decoder.embedding_is_head and table in trained else set()  # some checkpoints have it twice
         for name in checkpoint.names:
-            if name not in trained and (sequence is None or is_of_base(name, decoder)):
+            if name not in trained | stale and (sequence is None or is_of_base(name, decoder)):
                 writer.add(name, checkpoint.read(name))
         writer.finish()
         copy_beside_weights(model_dir, result_dir)

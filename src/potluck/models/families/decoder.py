@@ -114,6 +114,8 @@ class Decoder:
     position_offset: int = 0
     """Row of the first position in the table of learned positions."""
     embedding_scale: float = 1.0
+    padding: int | None = None
+    """The token whose row of the embedding learns nothing from being looked up, in transformers' models."""
     residual_scale: float = 1.0
     """What attention and MLP add is multiplied by it."""
     attention_softcap: float | None = None
@@ -127,6 +129,11 @@ class Decoder:
     """Standard deviation of a new head's weights."""
     sequence: SequenceHead | None = None
     """What the model is to tell of whole sequences; None where it says tokens."""
+
+    @property
+    def embedding_is_head(self) -> bool:
+        """Whether the rows that tokens are looked up in are those that hidden states are compared with."""
+        return self.tied and self.sequence is None
 
     @property
     def head_rows(self) -> int:
@@ -198,6 +205,7 @@ def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any)
         "norm_eps": getattr(config, "rms_norm_eps", None),
         "tied": bool(config.tie_word_embeddings),
         "max_positions": config.max_position_embeddings,
+        "padding": config.pad_token_id,
         "initializer_range": getattr(config, "initializer_range", None) or getattr(config, "init_std", None) or 0.02,
     }
     fields |= differs

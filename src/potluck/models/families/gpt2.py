@@ -38,6 +38,7 @@ def gpt2(config: GPT2Config) -> Decoder:
         norm="layer",
         norm_eps=config.layer_norm_epsilon,
         **one_key_a_query(config),
+        padding=None,
         gated=False,
         inputs_first=True,
         **differs,

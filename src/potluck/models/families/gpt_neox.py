@@ -28,6 +28,7 @@ def gpt_neox(config: GPTNeoXConfig) -> Decoder:
         norm="layer",
         norm_eps=config.layer_norm_eps,
         **one_key_a_query(config),
+        padding=None,
         gated=False,
         by_head=True,
         parallel=config.use_parallel_residual,

@@ -29,6 +29,7 @@ def part_for(
     compute: torch.dtype,
     lora: Lora | None,
     seed: int,
+    train_embeddings: bool = False,
 ) -> Part:
     """What ``rank`` holds by a plan: its cuts of every link, whole links of its own, or the whole model.
 
@@ -40,19 +41,24 @@ def part_for(
         compute: dtype of the linears.
         lora: the adapters, or None for full fine-tuning.
         seed: from which adapters are drawn.
+        train_embeddings: as :func:`potluck.models.build.build_part` has it.
 
     Raises:
         BadInput: a target matches nothing.
     """
     device = plan.devices[rank]
-    if device.links is not None:
-        (span,) = device.links.spans
-        return build_part(
-            weights, decoder, [device.share], 0, compute=compute, lora=lora, seed=seed, links=range(*span)
-        )
-    if plan.strategy == "data":
-        return build_part(weights, decoder, [device.share], 0, compute=compute, lora=lora, seed=seed)
-    return build_part(weights, decoder, plan.shares, rank, compute=compute, lora=lora, seed=seed)
+    alone = plan.strategy == "data" or device.links is not None
+    return build_part(
+        weights,
+        decoder,
+        [device.share] if alone else plan.shares,
+        0 if alone else rank,
+        compute=compute,
+        lora=lora,
+        seed=seed,
+        links=None if device.links is None else range(*device.links.spans[0]),
+        train_embeddings=train_embeddings,
+    )
 
 
 def strategy_for(plan: Plan, part: Part, comm: Comm, settings: Settings) -> Strategy:
@@ -102,6 +108,7 @@ def prefetch_for(
     lora: Lora | None,
     *,
     owns: bool,
+    train_embeddings: bool = False,
     progress: Callable[[int, int], None],
 ) -> None:
     """Have what ``rank`` will read of a model that lies elsewhere, whole tables where it will read rows by token ids.
@@ -113,6 +120,7 @@ def prefetch_for(
         decoder: the model's description.
         lora: the adapters, or None for full fine-tuning.
         owns: whether this device has training data.
+        train_embeddings: as :func:`potluck.models.build.build_part` has it.
         progress: told bytes done and bytes in all.
 
     Raises:
@@ -121,6 +129,15 @@ def prefetch_for(
     """
 
     def build(weights: Weights) -> None:
-        part_for(plan, rank, weights, decoder, compute=torch.float32, lora=lora, seed=0)
+        part_for(
+            plan,
+            rank,
+            weights,
+            decoder,
+            compute=torch.float32,
+            lora=lora,
+            seed=0,
+            train_embeddings=train_embeddings,
+        )
 
     prefetch(checkpoint, build, tables_for(plan, rank, decoder, owns=owns), progress)

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from potluck.chain.comm import Comm, Message
 from potluck.chain.heads import head_loss_alone
 from potluck.chain.piece import At
+from potluck.chain.trained_embedding import TrainedEmbedding
 from potluck.chain.whole import Whole
 from potluck.models.build import Part
 from potluck.pool.dealing import deal_rows
@@ -24,7 +25,7 @@ from potluck.pool.gather import gather_whole
 from potluck.pool.gradients import hold
 from potluck.pool.halves import deal
 from potluck.pool.micro_batch import MicroBatch
-from potluck.pool.reduce import reduce_to_homes
+from potluck.pool.reduce import reduce_to_homes, spread_from_homes
 from potluck.texts.batch import Batch, Layout
 from potluck.texts.order import micro_batches as consecutive
 
@@ -108,6 +109,10 @@ class DataParallel:
         reduce_to_homes(self.held, [rank for rank, places in enumerate(dealt) if places], comm)
         return total
 
+    def spread(self) -> None:
+        """Everything from its home."""
+        spread_from_homes(self.held, self._comm)
+
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Rank 0 has everything."""
         return gather_whole(self._trained, self._comm)
@@ -169,11 +174,13 @@ class DataParallel:
         part, (half,) = self.part, deal(batch.layout, batch, 1)
         assert half.ids_BS is not None
         assert half.targets_N is not None
-        x_BSD = part.embedding(half.ids_BS, part.stream, half.types_BS)
+        x_BSD = part.embedding(half.ids_BS, part.stream, half.types_BS).requires_grad_(bool(part.chain.first_trained))
         h_ND = self._whole(x_BSD, half.positions_N, replace(at, lengths_B=half.lengths_B))
         loss, gradient_ND = head_loss_alone(part.head, h_ND.detach(), half.targets_N, step_targets)
         if h_ND.requires_grad:
             h_ND.backward(gradient_ND)
+        if isinstance(part.embedding, TrainedEmbedding) and x_BSD.grad is not None:
+            part.embedding.add_gradient(x_BSD.grad, half.ids_BS, half.types_BS)
         return loss.double()
 
 

@@ -3,7 +3,8 @@
 Between two stages travels the residual stream ``[B, S, D]`` and, where something is trained before the border, its
 gradient back. Stages walk in the order of 1F1B (``schedule``). Token ids (and their segments, in families that have
 several) go to the first stage, which embeds them, and labels to the last, which has the whole head: ``pipeline`` moves
-data.
+data. Where the head is the embedding, and trained, both stages have it: once a step the last one sends its gradients to
+the first, which steps the rows and sends them back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,15 @@ from potluck.chain.comm import Comm
 from potluck.chain.heads import head_loss_alone
 from potluck.chain.piece import At
 from potluck.chain.ranges import Ranges
+from potluck.chain.trained_embedding import TrainedEmbedding
+from potluck.chain.trained_head import TrainedHead
 from potluck.chain.whole import Whole
 from potluck.models.build import Part
 from potluck.pool.gather import gather_named
 from potluck.pool.gradients import Held
 from potluck.pool.halves import Half, deal
 from potluck.pool.micro_batch import MicroBatch
+from potluck.pool.reduce import pass_from_homes, reduce_to_homes
 from potluck.pool.strategies.boxes import Delivery, Inbox, Outbox
 from potluck.pool.strategies.schedule import one_forward_one_backward
 
@@ -58,7 +62,7 @@ class Pipeline:
     """See :class:`potluck.pool.strategies.strategy.Strategy`.
 
     Other than elsewhere, a device lists the trained tensors of its own stage alone: they are whole there and nobody
-    else has them, so nothing of them is summed or spread.
+    else has them, so nothing of them is summed or spread, but for a table that is at both ends of the chain.
     """
 
     def __init__(self, part: Part, comm: Comm, links: Sequence[Ranges], *, checkpointing: bool, seed: int) -> None:
@@ -77,11 +81,20 @@ class Pipeline:
         self.part, self.comm, self.seed = part, comm, seed
         self.place = Place.of(links, comm.rank)
         trained = part.chain.trained
-        self.held = [Held(replace(t, dim=None, held=(), gradient="cut"), None) for t in trained]
         self.module = Whole(part.chain, checkpointing=checkpointing)
-        trains = comm.all_gather(torch.tensor([bool(trained)])).wait().flatten().tolist()
+        told = torch.tensor([bool(trained), isinstance(part.head, TrainedHead)])
+        trains, has_trained_head = comm.all_gather(told).wait().T.tolist()
         self.trained_before = any(trains[rank] for rank in self.place.ranks[: self.place.stage])
         """Whether a stage before this one wants a gradient."""
+        self._ends = sorted({self.place.ranks[0], self.place.ranks[-1]})
+        at_both_ends = self._table() if any(has_trained_head) and len(self._ends) > 1 else None
+        self.held = [
+            Held(
+                replace(t, dim=None, held=(), gradient="cut"), self.place.ranks[0] if t.local is at_both_ends else None
+            )
+            for t in trained
+        ]
+        self._shared = [h for h in self.held if h.home is not None]
 
     def walk(self, micro_batches: Sequence[MicroBatch], step: int, step_targets: int) -> Tensor:
         """Walk the micro-batches in the order of 1F1B."""
@@ -91,11 +104,25 @@ class Pipeline:
                 stage.forward(m)
             else:
                 stage.backward(m)
-        return stage.end()
+        loss = stage.end()
+        reduce_to_homes(self._shared, self._ends, self.comm)
+        return loss
+
+    def spread(self) -> None:
+        """A table at both ends of the chain, from the first stage to the last."""
+        pass_from_homes(self._shared, self._ends, self.comm)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Bring the trained tensors to rank 0, stage after stage."""
-        return gather_named([(t.name, t.local) for t in self.part.chain.trained], self.comm, self.place.ranks)
+        own = [(h.trained.name, h.trained.local) for h in self.held if h.home in (None, self.comm.rank)]
+        return gather_named(own, self.comm, self.place.ranks)
+
+    def _table(self) -> Tensor | None:
+        """The embedding of a first stage, the head of a last one."""
+        embedding, head = self.part.embedding, self.part.head
+        if isinstance(head, TrainedHead):
+            return head.table.W_VD
+        return embedding.tokens.W_VD if isinstance(embedding, TrainedEmbedding) else None
 
 
 @dataclass
@@ -106,6 +133,9 @@ class _Visit:
     out: GradientEdge
     out_grad: Tensor | None
     """Where the loss is computed."""
+    ids_BS: Tensor | None = None
+    types_BS: Tensor | None = None
+    """Both where the stream begins."""
 
 
 class _Step:
@@ -144,12 +174,13 @@ class _Step:
     def forward(self, m: int) -> None:
         """Walk one micro-batch forward, and send what comes out or compute the loss."""
         pipeline, part, whole = self._pipeline, self._pipeline.part, self._wholes[m]
+        ids_BS = types_BS = None
         if self._x_in is None:
-            types_BS = None if self._segments is None else self._segments.take(m)
-            x_BSD = part.embedding(self._ids.take(m), part.stream, types_BS)
+            ids_BS, types_BS = self._ids.take(m), None if self._segments is None else self._segments.take(m)
+            x_BSD = part.embedding(ids_BS, part.stream, types_BS)
         else:
             x_BSD = self._x_in.take().to(part.stream)
-        x_BSD.requires_grad_(pipeline.trained_before)
+        x_BSD.requires_grad_(pipeline.trained_before or bool(part.chain.first_trained))
         is_last = self._x_out is None
         at = At(pipeline.seed, self._step, m, 0, lengths_B=whole.lengths_B)
         out: Tensor = pipeline.module(x_BSD, whole.positions_N if is_last else None, at)
@@ -159,7 +190,7 @@ class _Step:
         else:
             self._x_out.put(out)
         if self._trained:
-            self._visits[m] = _Visit(x_BSD, get_gradient_edge(out), out_grad)
+            self._visits[m] = _Visit(x_BSD, get_gradient_edge(out), out_grad, ids_BS, types_BS)
 
     def backward(self, m: int) -> None:
         """Walk one micro-batch back, adding to gradients of what is trained, and send what remains."""
@@ -174,6 +205,9 @@ class _Step:
         if self._gradients_out is not None:
             assert visit.x_BSD.grad is not None
             self._gradients_out.put(visit.x_BSD.grad)
+        embedding = self._pipeline.part.embedding
+        if isinstance(embedding, TrainedEmbedding) and visit.ids_BS is not None and visit.x_BSD.grad is not None:
+            embedding.add_gradient(visit.x_BSD.grad, visit.ids_BS, visit.types_BS)
 
     def end(self) -> Tensor:
         """Wait until everything has left; this device's part of the loss."""

@@ -31,6 +31,14 @@ class Strategy(Protocol):
         """
         ...
 
+    def spread(self) -> None:
+        """Give what several devices have its new values, once those that step it have done so; all call it together.
+
+        Raises:
+            DeviceLost: another device ended.
+        """
+        ...
+
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Each trained tensor of the whole model, one after the other, on rank 0; nothing elsewhere.
 

@@ -13,12 +13,15 @@ from potluck.chain.embedding import share_embedding
 from potluck.chain.heads import head_loss
 from potluck.chain.loss import Targets
 from potluck.chain.piece import At
+from potluck.chain.trained_embedding import TrainedEmbedding
+from potluck.chain.trained_head import TrainedHead
 from potluck.chain.walk import backward, forward
 from potluck.models.build import Part
 from potluck.pool.gather import gather_whole
-from potluck.pool.gradients import hold
+from potluck.pool.gradients import hold, spread_shared
 from potluck.pool.halves import deal
-from potluck.pool.micro_batch import MicroBatch
+from potluck.pool.micro_batch import MicroBatch, told_everyone
+from potluck.pool.reduce import spread_from_homes
 
 
 class TensorParallel:
@@ -43,6 +46,8 @@ class TensorParallel:
         part, comm = self.part, self._comm
         total = torch.zeros((), dtype=torch.float64)
         for m, each in enumerate(micro_batches):
+            if isinstance(part.head, TrainedHead):
+                each = told_everyone(each, comm)
             halves = deal(each.layout, each.batch, self._half_batches)
             ats = [At(self._seed, step, m, j, lengths_B=half.lengths_B) for j, half in enumerate(halves)]
             D = part.hidden_size
@@ -58,9 +63,18 @@ class TensorParallel:
             labels = [half.targets_N for half in halves if half.targets_N is not None]
             targets = None if each.batch is None else Targets(labels, part.target_rows)
             loss, gradients = head_loss(part.head, hidden, targets, step_targets, comm)
-            backward(part.chain, tapes, gradients, comm)
+            x_grads = backward(part.chain, tapes, gradients, comm)
+            if isinstance(part.embedding, TrainedEmbedding) and each.batch is not None:
+                for half, x_grad_BSD in zip(halves, x_grads, strict=True):
+                    assert half.ids_BS is not None
+                    part.embedding.add_gradient(x_grad_BSD, half.ids_BS, half.types_BS)
             total += loss.double()
         return total
+
+    def spread(self) -> None:
+        """Replicated tensors from their homes, shared rows from their first holders."""
+        spread_from_homes(self.held, self._comm)
+        spread_shared(self.held, self._comm)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Bring the parts of every trained tensor together by their ranges."""
