@@ -9,8 +9,9 @@ import torch
 from pool.profiles import job, profile, work
 from pool.tiny import VOCAB, config, save_tiny
 from potluck.chain.comm import Comm
+from potluck.job import Job
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.pool.candidates import plans
 from potluck.pool.cost import Prediction
 from potluck.pool.measured_work import config_fields
@@ -36,18 +37,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(config("llama", num_hidden_layers=4), tmp_path_factory.mktemp("model"))
 
 
-def planned(strategy: str, owners: Sequence[str], stays: bool) -> tuple[Plan, Prediction]:
+def planned(the_job: Job, strategy: str, owners: Sequence[str]) -> tuple[Plan, Prediction]:
     shape = config("llama", num_hidden_layers=4)
-    measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH)
+    measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH, train=the_job.train)
     measured = measured.model_copy(update={"supervised": measured.rows * (LENGTH - 1)})
     pool = [profile(f"d{i}", speed=1 + i / 9, of=measured) for i in range(3)]
-    found = plans(job(batch_size=ROWS, data_stays=stays), decoder_of(shape), measured, pool, owners[1:])
+    found = plans(the_job, decoder_for(shape, the_job), measured, pool, owners[1:])
     (candidate,) = [c for c in found if c.strategy == strategy and c.feasible]
     assert candidate.plan is not None
     assert candidate.prediction is not None
     return candidate.plan, candidate.prediction
 
 
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("frozen", [0, 2, 3])
 @pytest.mark.parametrize(
     ("strategy", "owners", "stays"),
     [
@@ -59,10 +62,12 @@ def planned(strategy: str, owners: Sequence[str], stays: bool) -> tuple[Plan, Pr
         ("data", ["d0", "d2"], True),
     ],
 )
-def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: bool, model: Path) -> None:
-    plan, prediction = planned(strategy, owners, stays)
+def test_as_many_bytes_as_predicted(
+    strategy: str, owners: list[str], stays: bool, frozen: int, train: str, model: Path
+) -> None:
+    the_job = job(batch_size=ROWS, data_stays=stays, frozen_blocks=frozen, train=train)
+    plan, prediction = planned(the_job, strategy, owners)
     names = [device.name for device in plan.devices]
-    the_job = job()
     size = rows_dealt_at_once(plan) or ROWS
     a_turn = padded(ROWS // len(owners))
 
@@ -72,8 +77,9 @@ def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: boo
 
     def body(comm: Comm) -> int:
         with Checkpoint.open(model) as checkpoint:
-            decoder = decoder_of(config("llama", num_hidden_layers=4))
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=the_job.lora, seed=0)
+            decoder = decoder_for(config("llama", num_hidden_layers=4), the_job)
+            lora = the_job.lora if train == "lora" else None
+            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=lora, seed=0)
             settings = Settings(steps=1, learning_rate=1e-3, clip=1.0)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
             whose = [names.index(owner) for owner in owners]
@@ -82,4 +88,5 @@ def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: boo
 
     sent = run_world(len(names), body)
     for device, actual in zip(prediction.devices, sent, strict=True):
-        assert device.bytes_sent == pytest.approx(actual, rel=0.1), (device.name, actual, device.bytes_sent)
+        # layouts, norms and clocks, which are not counted, are a few KiB
+        assert device.bytes_sent == pytest.approx(actual, rel=0.1, abs=8000), (device.name, actual, device.bytes_sent)

@@ -15,7 +15,7 @@ from potluck.bench.pool_spec import Event, RankSpec
 from potluck.chain.comm import Comm, gloo_group
 from potluck.chain.pace import Pace, come_first
 from potluck.job import Job
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.models.memory import memory_mib, trim
 from potluck.models.precision import torch_dtype
 from potluck.models.random_weights import RandomWeights
@@ -88,8 +88,7 @@ def _measure(spec: RankSpec, emit: Emit) -> None:
 def _train(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> None:
     job, plan = Job.model_validate(spec.job), Plan.from_json(spec.plan)
     work = Work.model_validate(spec.work)
-    config = config_of(work)
-    decoder = decoder_of(config)
+    decoder = decoder_for(config_of(work), job)
     part = part_for(
         plan,
         spec.rank,

@@ -70,8 +70,10 @@ def build_part(
     Raises:
         BadInput: a target matches nothing, or the checkpoint has a head for another number of classes.
     """
-    targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
-    cutter = Cutter(checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first)
+    targets = match_targets(lora.targets, decoder.linears, decoder.frozen_linears) if lora is not None else frozenset()
+    cutter = Cutter(
+        checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first, frozen=decoder.frozen
+    )
     links = links or range(2 * len(decoder.layers))
     chain = build_chain(decoder, shares, rank, compute, cutter, links)
     head_name, head = head_of(decoder), _head(checkpoint, decoder, shares[rank], compute, cutter, links)

@@ -10,7 +10,7 @@ takes the slowest device's rows, the sum, the optimizer and the new values::
 - Every trained tensor has a home, which receives the others' gradients, steps the tensor and broadcasts its values. Of
   ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values leave all homes at
   the same time, and of them each device sends and receives as much.
-- Values and gradients of what is trained are on every device, the optimizer's two moments at the home alone.
+- Values and gradients of what is trained are on every device, the optimizer's moments at the home alone.
 - Rows are whole. Devices are as fast as their profiles say, and rows as long as the measured ones.
 """
 
@@ -26,7 +26,7 @@ from potluck.pool.dealing import deal_rows
 from potluck.pool.profile import Profile
 from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.sent import messages
-from potluck.pool.task import ID_BYTES, PerUnit, Task
+from potluck.pool.task import ID_BYTES, PerUnit, Task, without
 
 _GROUPS_TRIED = 256
 
@@ -165,13 +165,14 @@ def predict_data(
 
     exact = 8 if work.dtype == "fp64" else 4
     gradient_bytes = _of_whole(task.trained, task) * exact
+    moments_bytes = task.stepped_bytes - 2 * exact  # beside value and gradient
     row_bytes = (work.length + work.supervised / work.rows) * ID_BYTES if moved else 0.0
     rows = sum(rows_D)
     moved_D = [
         (rows / len(owners)) * (1 - each / rows) * (p.device in owners)
         for p, each in zip(profiles, rows_D, strict=True)
     ]
-    costs = costs_of(_alone(task, micro_batch_size / work.rows, exact * (1 - 1 / n)), profiles, owners)
+    costs = costs_of(_alone(task, micro_batch_size / work.rows, moments_bytes * (1 - 1 / n)), profiles, owners)
     message_s = 0.0
     if n > 1:
         # sums that only their homes need send half of what an all-reduce does
@@ -202,8 +203,7 @@ def _walk_s_D(task: Task, profiles: Sequence[Profile]) -> Floats:
     """Seconds in which each device walks one measured half-batch through the whole model, both ways."""
     return np.array(
         [
-            task.layers * p.attention_s(task.heads)
-            + task.mlp_layers * p.mlp_s(task.columns)
+            np.dot(task.both_ways(p.forward_part), (p.attention_s(task.heads), p.mlp_s(task.columns)))
             + p.head_s(task.vocab_rows)
             for p in profiles
         ]
@@ -222,26 +222,18 @@ def _of_whole(amounts: PerUnit, task: Task) -> float:
     return units + task.vocab_rows * amounts.vocab_row + amounts.replicated
 
 
-def _alone(task: Task, part: float, moments_elsewhere: float) -> Task:
+def _alone(task: Task, part: float, less: float) -> Task:
     """The task as a device sees it that walks ``part`` of a measured half-batch at once, with everything in one graph.
 
-    ``moments_elsewhere`` is what the optimizer keeps at the homes on other devices, bytes a moment and element.
+    ``less`` is what the optimizer keeps at the homes on other devices, bytes of a trained element.
     """
-    weights, trained = task.weights, task.trained
-    less = 2 * moments_elsewhere
     return replace(
         task,
         half_batches=1,
         longest_part=task.longest_part * part,
         kept_bytes=task.kept_bytes * part,
         head_work_bytes=task.head_work_bytes * max(1.0, part / task.half_batches),
-        weights=PerUnit(
-            head=weights.head - less * trained.head,
-            kv_head=weights.kv_head - less * trained.kv_head,
-            column=weights.column - less * trained.column,
-            vocab_row=weights.vocab_row - less * trained.vocab_row,
-            replicated=weights.replicated - less * trained.replicated,
-        ),
+        weights=without(task.weights, task.trained, less),
     )
 
 

@@ -119,6 +119,7 @@ def settings_of(job: Job, steps: int) -> Settings:
         half_batches=job.half_batches,
         checkpointing=job.checkpointing,
         seed=job.seed,
+        optimizer=job.optimizer,
     )
 
 
@@ -156,7 +157,7 @@ def save(
         adapters = dict(whole)
         adapted = {name.split(".lora_")[0] for name in adapters if ".lora_" in name}
         of_head = [name for name in adapters if ".lora_" not in name]
-        targets = adapter_targets(job.lora.targets, adapted, decoder)
+        targets = adapter_targets(job.lora.targets, adapted, decoder) if adapted else []
         from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
         base = str(model_dir) if from_gguf else job.model
         config = adapter_config(
@@ -165,6 +166,7 @@ def save(
             targets,
             inputs_first=decoder.inputs_first,
             modules_to_save=modules_to_save(of_head, decoder),
+            blocks=range(decoder.frozen_blocks, len(decoder.layers)) if decoder.frozen_blocks and adapted else (),
         )
         write_adapter(result_dir, adapters, config, chat_template=own_template)
     else:
