@@ -21,6 +21,7 @@ from potluck.models.memory import trim
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.models.sequence_head import adapter_targets, is_of_base, modules_to_save, write_sequence_config
+from potluck.models.shapes import check_shapes
 from potluck.models.shards import Need
 from potluck.pool.owner import Feed, read_training_data
 from potluck.pool.plan import Plan
@@ -72,6 +73,7 @@ def train(
         counted = {"examples": len(examples), "dropped": encoded.dropped, "cut": encoded.cut}
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
+        check_shapes(checkpoint, decoder)
         lora = job.lora if job.train == "lora" else None
         part = part_for(plan, rank, checkpoint, decoder, compute=torch_dtype(job.dtype), lora=lora, seed=job.seed)
         trim()

@@ -132,6 +132,14 @@ def for_task(decoder: Decoder, sequence: SequenceHead | None) -> Decoder:
     return replace(decoder, sequence=sequence)
 
 
+def known(config: PretrainedConfig) -> Decoder | None:
+    """The description of this model; None where potluck does not know it, as it need not to use it."""
+    try:
+        return decoder_of(config)
+    except BadInput:
+        return None
+
+
 def names_of(config: PretrainedConfig) -> Names:
     """What the family calls its tensors; as most do where potluck does not know it."""
     family = FAMILIES.get(config.model_type)
