@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from potluck.errors import BadInput
-from potluck.job_sections import Data, Lora, Section, Shares, Split, Task, spelt
+from potluck.job_sections import Data, Lora, OptimizerName, Section, Shares, Split, Task, spelt
 
 JOB_FILE = "job.yaml"
 """The resolved job, beside a result."""
@@ -39,6 +39,8 @@ class Job(Section):
     """With ``train: full``, the embedding tables too: of tokens, positions and segments. An LM head that is the token
     table is trained with it; one of its own stays as it is."""
     lora: Lora = Lora()
+    frozen_blocks: Annotated[int, Field(ge=0)] = 0
+    """So many of the model's first blocks stay as they are."""
     split: Split | None = None
     """Clients and a server (``potluck serve``); left out, devices train together (``potluck tune``)."""
 
@@ -69,6 +71,9 @@ class Job(Section):
     """Examples an optimizer step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Examples computed at once; the whole batch if left out."""
+    optimizer: OptimizerName = "adamw"
+    """``lion`` keeps one value of each trained element where ``adamw`` keeps two; it wants a learning rate some three
+    to ten times smaller, and with it a larger weight decay."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.03
@@ -97,6 +102,10 @@ class Job(Section):
             )
         if self.split is not None and self.train == "full":
             raise ValueError("split trains adapters: train: lora")
+        if self.train_embeddings and self.frozen_blocks:
+            raise ValueError("train_embeddings and frozen_blocks exclude each other: embeddings lie below all blocks")
+        if self.split is not None and self.frozen_blocks:
+            raise ValueError("frozen_blocks is not for split, where split.cut and split.client: frozen say the same")
         self._check_task()
         for source in self._replaced_sources():
             raise ValueError(

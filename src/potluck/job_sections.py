@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Format = Literal["auto", "messages", "conversations", "instruction", "prompt", "text", "label"]
+OptimizerName = Literal["adamw", "lion"]
 Task = Literal["causal-lm", "sequence-classification", "sequence-regression"]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -30,9 +31,7 @@ class Models:
     def _directory(self, family: str, tied: bool) -> Path:
         return save_tiny(config(family, tie_word_embeddings=tied), self._root / f"{family}-{tied}")
 
-    def _plain(
-        self, family: str, tied: bool, targets: tuple[str, ...] | None, steps: str, embeddings: bool = False
-    ) -> PlainRun:
+    def _plain(self, family: str, tied: bool, targets: tuple[str, ...] | None, steps: str, **differs: Any) -> PlainRun:
         with exact_norms():
             return plain_run(
                 self.directory(family, tied),
@@ -40,7 +39,7 @@ class Models:
                 targets=None if targets is None else list(targets),
                 learning_rate=LEARNING_RATE,
                 clip=CLIP,
-                embeddings=embeddings,
+                **differs,
             )
 
 

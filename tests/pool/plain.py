@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -86,6 +87,22 @@ def exact_norms() -> Iterator[None]:
             each.stop()
 
 
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of Chen et al., 2023, with its defaults."""
+
+    def __init__(self, params: Any, learning_rate: float) -> None:
+        super().__init__(params, {"lr": learning_rate, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].get("m", torch.zeros_like(p))
+                c = 0.9 * m + (1 - 0.9) * p.grad
+                p.copy_(p - group["lr"] * (torch.sign(c) + group["weight_decay"] * p))
+                self.state[p]["m"] = 0.99 * m + (1 - 0.99) * p.grad
+
+
 EMBEDDINGS = (
     *("embed_tokens", "embed_positions", "embed_in", "wte", "wpe"),
     *("word_embeddings", "position_embeddings", "token_type_embeddings"),
@@ -113,8 +130,14 @@ def plain_run(
     learning_rate: float = 1e-2,
     clip: float = 0.5,
     embeddings: bool = False,
+    frozen: Sequence[str] = (),
+    optimizer: str = "adamw",
+    weight_decay: float = 0.0,
 ) -> PlainRun:
-    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones."""
+    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones.
+
+    What begins with one of ``frozen`` is not trained.
+    """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="by-the-book")
     if targets is not None:
         modules = "all-linear" if targets == ["all-linear"] else targets
@@ -124,7 +147,8 @@ def plain_run(
     trained = {}
     for name, parameter in model.named_parameters():
         plain = name.removeprefix("base_model.model.").replace(".default", "")
-        parameter.requires_grad_("lora_" in name if targets is not None else is_inner(name, embeddings))
+        wanted = "lora_" in name if targets is not None else is_inner(name, embeddings)
+        parameter.requires_grad_(wanted and not plain.startswith(tuple(frozen)))
         if parameter.requires_grad:
             trained[plain] = parameter
     generator = torch.Generator().manual_seed(7)
@@ -133,7 +157,8 @@ def plain_run(
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
             parameter.copy_(parameter + noise if targets is None else noise)
     initial = {name: p.detach().clone() for name, p in trained.items()}
-    optimizer = torch.optim.AdamW(trained.values(), lr=learning_rate, weight_decay=0.0)
+    decayed = [{"params": [p], "weight_decay": weight_decay * (p.ndim > 1)} for p in trained.values()]
+    stepped = Lion(decayed, learning_rate) if optimizer == "lion" else torch.optim.AdamW(decayed, lr=learning_rate)
     losses, gradients = [], {}
     for step, batches in enumerate(steps):
         total = sum(batch.targets_N.numel() for batch in batches)
@@ -149,8 +174,8 @@ def plain_run(
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in trained.items()}
         torch.nn.utils.clip_grad_norm_(trained.values(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        stepped.step()
+        stepped.zero_grad()
     return PlainRun(losses, gradients, initial, {name: p.detach().clone() for name, p in trained.items()})
 
 

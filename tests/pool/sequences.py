@@ -109,15 +109,28 @@ class SequenceModels:
     def _directory(self, family: str, kind: Kind) -> Path:
         return save_base(tiny_config(family, kind), self._root / f"{family}-{kind}")
 
-    def _plain(self, family: str, kind: Kind, targets: tuple[str, ...] | None, embeddings: bool = False) -> PlainRun:
+    def _plain(
+        self,
+        family: str,
+        kind: Kind,
+        targets: tuple[str, ...] | None,
+        embeddings: bool = False,
+        frozen: tuple[str, ...] = (),
+    ) -> PlainRun:
         with exact_norms():
-            return plain_run(self.directory(family, kind), tiny_config(family, kind), kind, targets, embeddings)
+            return plain_run(self.directory(family, kind), tiny_config(family, kind), kind, targets, embeddings, frozen)
 
 
 def plain_run(
-    model_dir: Path, cfg: PretrainedConfig, kind: Kind, targets: Sequence[str] | None, embeddings: bool = False
+    model_dir: Path,
+    cfg: PretrainedConfig,
+    kind: Kind,
+    targets: Sequence[str] | None,
+    embeddings: bool = False,
+    frozen: Sequence[str] = (),
 ) -> PlainRun:
-    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones."""
+    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones; what
+    begins with ``frozen`` is not trained."""
     model: Any = AutoModelForSequenceClassification.from_pretrained(
         model_dir, dtype=torch.float64, attn_implementation="by-the-book"
     )
@@ -127,9 +140,10 @@ def plain_run(
     trained: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         wanted = is_inner(name, embeddings) if targets is None else "lora_" in name or ".modules_to_save." in name
+        plain = name.removeprefix("base_model.model.").replace(".modules_to_save", "").replace(".default", "")
+        wanted = wanted and not plain.startswith(tuple(frozen))
         parameter.requires_grad_(wanted)
         if wanted:
-            plain = name.removeprefix("base_model.model.").replace(".modules_to_save", "").replace(".default", "")
             trained[plain] = parameter
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -49,6 +49,28 @@ def test_one_device_alone_sends_nothing_and_never_waits() -> None:
     assert said.devices[0].compute_s == pytest.approx(said.step_s)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_links_below_the_lowest_trained_one_are_walked_forward_alone(checkpointing: bool) -> None:
+    still = {"optimizer_s": Line(alpha=0.0, beta=0.0)}
+    alone = device("a", 1).model_copy(update=still)
+    every, some = (small_task(lowest=lowest, checkpointing=checkpointing) for lowest in (0, 3))
+    before, said = (predict(task, [alone], [WHOLE]) for task in (every, some))
+    walks, T_attention, T_mlp = 2 * 2, 0.01 + 0.02 * 6, 0.005 + 0.03 * 7
+    # two attentions and one MLP of three are walked forward alone, which is a quarter
+    assert before.step_s - said.step_s == pytest.approx(walks * 0.75 * (2 * T_attention + T_mlp))
+    freed = before.devices[0].memory_bytes - said.devices[0].memory_bytes
+    kept = 3 * 10_000 / 2 if checkpointing else 2 * (1000 + 100 * 6) + 500 + 10 * 7
+    assert freed == pytest.approx(2 * kept)
+    links = [Link(latency_s=0.0, bytes_per_s=1.0, world_size=2)] * 2  # messages that nothing covers
+    pool = [device(name, 1, link).model_copy(update=still) for name, link in zip("ab", links, strict=True)]
+    before, said = (predict(task, pool, [Units(3, 4, 3), Units(3, 3, 2)]) for task in (every, some))
+    T_attention, T_mlp = 0.01 + 0.02 * 3, 0.005 + 0.03 * 4
+    uncovered = 2 * (40_000 - 0.75 * T_attention) + (40_000 - 0.75 * T_mlp)
+    assert before.message_s - said.message_s == pytest.approx(walks * uncovered)
+    less = [b.bytes_sent - a.bytes_sent for b, a in zip(before.devices, said.devices, strict=True)]
+    assert less == [pytest.approx(walks * 3 * 40_000)] * 2
+
+
 @pytest.mark.parametrize("half_batches", [1, 2])
 def test_two_devices_by_hand(half_batches: int) -> None:
     no_optimizer = {"optimizer_s": Line(alpha=0.0, beta=0.0)}

@@ -20,7 +20,7 @@ from potluck.chain.comm import Comm
 from potluck.job import Job
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for, decoder_of
 from potluck.models.merge import merge
 from potluck.pool.gather import gather_whole
 from potluck.pool.step import OWNER, Stepper
@@ -72,17 +72,18 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
             **fields,
         }
     )
+    decoder = decoder_for(cfg, job)
     plan = shares(cfg, HEADS[cfg.model_type.removesuffix("_text")][world], COLUMNS[world], ROWS[world])
 
     def body(comm: Comm) -> tuple[dict[str, Tensor], float]:
         with Checkpoint.open(base) as checkpoint:
             lora = job.lora if job.train == "lora" else None
-            part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=dtype, lora=lora, seed=job.seed)
+            part = build_part(checkpoint, decoder, plan, comm.rank, compute=dtype, lora=lora, seed=job.seed)
             stepper = Stepper(part, comm, settings_of(job, 2))
             for batches in three_steps()[:2]:
                 stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])
             trained = {name: tensor.clone() for name, tensor in gather_whole(part.chain.trained, comm)}
-            save(job, stepper.strategy.whole(), comm.rank, checkpoint, decoder_of(cfg), base, result)
+            save(job, stepper.strategy.whole(), comm.rank, checkpoint, decoder, base, result)
             return trained, stepper.accumulate([Turn(OWNER, [UNSEEN] if comm.rank == OWNER else None)]).loss
 
     trained, loss = run_world(world, body, wire=dtype)[0]
@@ -217,3 +218,32 @@ def test_targets_are_written_as_peft_reads_them(tmp_path: Path, case: str) -> No
     linears = {name.split(".lora_")[0] for name in saved.trained}
     assert all(any(name.endswith("." + target) for target in written) for name in linears)
     assert abs(loss_of(logits(strictly_loaded(saved))) - saved.loss) < 1e-9
+
+
+@pytest.mark.parametrize("targets", [["all-linear"], ["up", "o"]], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_neox"])
+def test_an_adapter_above_frozen_blocks(tmp_path: Path, family: str, targets: list[str]) -> None:
+    cfg = config(family, num_hidden_layers=3)
+    names = decoder_of(cfg).names
+    asked = [{"up": names.into[-1], "o": names.o}.get(target, target) for target in targets]
+    fields = {"lora": {"rank": 2, "targets": asked}, "frozen_blocks": 2}
+    saved = train_and_save(tmp_path, cfg, 3, torch.float64, **fields)
+    assert saved.trained
+    assert all(name.startswith(f"{names.blocks}.2.") for name in saved.trained)
+    assert json.loads((saved.result / "adapter_config.json").read_text())["layers_to_transform"] == [2]
+    adapted = strictly_loaded(saved)
+    there = {name.replace(".default", "") for name, _ in adapted.named_parameters() if "lora_" in name}
+    assert there == {f"base_model.model.{name}" for name in saved.trained}
+    assert abs(loss_of(logits(adapted)) - saved.loss) < 1e-9
+    merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
+    assert (logits(stock(tmp_path / "merged")) - logits(adapted)).abs().max() < 1e-9
+
+
+def test_a_plain_checkpoint_with_frozen_blocks(tmp_path: Path) -> None:
+    saved = train_and_save(tmp_path, config("llama"), 3, torch.float64, train="full", frozen_blocks=1)
+    assert abs(loss_of(logits(stock(saved.result))) - saved.loss) < 1e-9
+    with Checkpoint.open(saved.result) as written, Checkpoint.open(saved.base) as base:
+        assert written.names == base.names
+        changed = {name for name in base.names if not torch.equal(base.read(name), written.read(name))}
+    assert changed == set(saved.trained)
+    assert len(changed) == 10  # of the second block, and the last norm

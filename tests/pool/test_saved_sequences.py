@@ -32,6 +32,8 @@ from potluck.chain.comm import Comm
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE, Job, dump_job
 from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import with_frozen
+from potluck.models.inference import load_classifier
 from potluck.models.merge import merge
 from potluck.pool.plan import Plan
 from potluck.pool.step import OWNER, Stepper
@@ -92,7 +94,7 @@ def train_and_save(
     def body(comm: Comm) -> tuple[float, set[str]]:
         with Checkpoint.open(base) as checkpoint:
             lora = job.lora if job.train == "lora" else None
-            decoder = description(cfg, kind)
+            decoder = with_frozen(description(cfg, kind), job.frozen_blocks)
             part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=job.seed)
             settings = settings_of(job, 2)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
@@ -191,6 +193,18 @@ def test_a_value(tmp_path: Path, family: str, train: str) -> None:
     else:
         merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
         assert stock(tmp_path / "merged").config.problem_type == "regression"
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "roberta"])
+def test_a_head_alone(tmp_path: Path, family: str) -> None:
+    saved = train_and_save(tmp_path, family, PLANS["pipeline"], frozen_blocks=2)
+    assert not any("lora" in name for name in saved.trained)
+    loss, logits_BC = loss_on_unseen(strictly_loaded(saved, CLASSES), saved, family, "classes")
+    assert abs(loss - saved.loss) < 1e-9
+    ours = load_classifier(saved.base, saved.result, torch.float64, classes=CLASSES)
+    assert (loss_on_unseen(ours, saved, family, "classes")[1] - logits_BC).abs().max() < 1e-9
+    merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
+    assert (loss_on_unseen(stock(tmp_path / "merged"), saved, family, "classes")[1] - logits_BC).abs().max() < 1e-9
 
 
 def test_a_pooler_that_the_checkpoint_lacks_is_trained_and_saved(tmp_path: Path) -> None:

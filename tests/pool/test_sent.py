@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from pool.tiny import VOCAB, config, save_tiny
 from potluck.chain.comm import Comm
 from potluck.job import Job
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for
 from potluck.pool.candidates import plans
 from potluck.pool.cost import Prediction
 from potluck.pool.measured_work import config_fields
@@ -38,23 +37,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(config("llama", num_hidden_layers=4), tmp_path_factory.mktemp("model"))
 
 
-EMBEDDINGS = {"train": "full", "train_embeddings": True}
-
-
-def planned(
-    strategy: str, owners: Sequence[str], stays: bool, tied: bool = True, **fields: Any
-) -> tuple[Plan, Prediction]:
+def planned(the_job: Job, strategy: str, owners: Sequence[str], tied: bool = True) -> tuple[Plan, Prediction]:
     shape = config("llama", num_hidden_layers=4, tie_word_embeddings=tied)
-    measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH)
+    measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH, train=the_job.train)
     measured = measured.model_copy(update={"supervised": measured.rows * (LENGTH - 1)})
     pool = [profile(f"d{i}", speed=1 + i / 9, of=measured) for i in range(3)]
-    found = plans(job(batch_size=ROWS, data_stays=stays, **fields), decoder_of(shape), measured, pool, owners[1:])
+    found = plans(the_job, decoder_for(shape, the_job), measured, pool, owners[1:])
     (candidate,) = [c for c in found if c.strategy == strategy and c.feasible]
     assert candidate.plan is not None
     assert candidate.prediction is not None
     return candidate.plan, candidate.prediction
 
 
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("frozen", [0, 2, 3])
 @pytest.mark.parametrize(
     ("strategy", "owners", "stays"),
     [
@@ -66,30 +62,30 @@ def planned(
         ("data", ["d0", "d2"], True),
     ],
 )
-def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: bool, model: Path) -> None:
-    check(*planned(strategy, owners, stays), owners, model, job())
+def test_as_many_bytes_as_predicted(
+    strategy: str, owners: list[str], stays: bool, frozen: int, train: str, model: Path
+) -> None:
+    check(job(batch_size=ROWS, data_stays=stays, frozen_blocks=frozen, train=train), strategy, owners, model)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize(
-    ("strategy", "owners", "stays"),
+    ("strategy", "owners"),
     [
-        ("tensor-uniform", ["d0"], False),
-        ("pipeline", ["d0"], False),
-        ("pipeline-uniform", ["d0", "d1"], False),
-        ("data", ["d0"], False),
+        ("tensor-uniform", ["d0"]),
+        ("pipeline", ["d0"]),
+        ("pipeline-uniform", ["d0", "d1"]),
+        ("data", ["d0"]),
     ],
 )
-def test_as_many_where_embeddings_are_trained(
-    strategy: str, owners: list[str], stays: bool, tied: bool, tmp_path: Path
-) -> None:
+def test_as_many_where_embeddings_are_trained(strategy: str, owners: list[str], tied: bool, tmp_path: Path) -> None:
     directory = save_tiny(config("llama", num_hidden_layers=4, tie_word_embeddings=tied), tmp_path)
-    check(*planned(strategy, owners, stays, tied, **EMBEDDINGS), owners, directory, job(**EMBEDDINGS), tied=tied)
+    the_job = job(batch_size=ROWS, data_stays=False, train="full", train_embeddings=True)
+    check(the_job, strategy, owners, directory, tied=tied)
 
 
-def check(
-    plan: Plan, prediction: Prediction, owners: list[str], model: Path, the_job: Job, *, tied: bool = True
-) -> None:
+def check(the_job: Job, strategy: str, owners: list[str], model: Path, *, tied: bool = True) -> None:
+    plan, prediction = planned(the_job, strategy, owners, tied)
     names = [device.name for device in plan.devices]
     size = rows_dealt_at_once(plan) or ROWS
     a_turn = padded(ROWS // len(owners))
@@ -100,7 +96,7 @@ def check(
 
     def body(comm: Comm) -> int:
         with Checkpoint.open(model) as checkpoint:
-            decoder = decoder_of(config("llama", num_hidden_layers=4, tie_word_embeddings=tied))
+            decoder = decoder_for(config("llama", num_hidden_layers=4, tie_word_embeddings=tied), the_job)
             part = part_for(
                 plan,
                 comm.rank,
@@ -119,4 +115,5 @@ def check(
 
     sent = run_world(len(names), body)
     for device, actual in zip(prediction.devices, sent, strict=True):
-        assert device.bytes_sent == pytest.approx(actual, rel=0.1), (device.name, actual, device.bytes_sent)
+        # layouts, norms and clocks, which are not counted, are a few KiB
+        assert device.bytes_sent == pytest.approx(actual, rel=0.1, abs=8000), (device.name, actual, device.bytes_sent)

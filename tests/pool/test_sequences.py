@@ -21,6 +21,7 @@ from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges, split_by
 from potluck.chain.trained import Trained
 from potluck.job_sections import Lora
+from potluck.models.families import with_frozen
 from potluck.pool.gradients import unequal
 from potluck.pool.halves import encode_layouts
 from potluck.pool.plan import DeviceShare, Plan
@@ -82,10 +83,11 @@ def check_parity(
     checkpointing: bool = False,
     owners: Sequence[int] = (0,),
     messages: bool = True,
+    frozen_blocks: int = 0,
 ) -> None:
-    plain = models.plain(family, kind, tuple(targets) if lora else None)
     cfg = tiny_config(family, kind)
-    checkpoint, decoder = models.checkpoint(family, kind), description(cfg, kind)
+    checkpoint, decoder = models.checkpoint(family, kind), with_frozen(description(cfg, kind), frozen_blocks)
+    plain = models.plain(family, kind, tuple(targets) if lora else None, frozen=decoder.frozen)
     adapters = Lora(rank=RANK, alpha=ALPHA, targets=list(targets)) if lora else None
     settings = Settings(
         steps=3,

@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 
 from pool.profiles import MIB, SMOLLM2, job, profile, work
 from potluck.errors import BadInput
+from potluck.models.families import with_frozen
 from potluck.models.families.decoder import Decoder
 from potluck.models.families.llama import llama
 from potluck.pool.profile import Link, Profile
@@ -50,10 +51,12 @@ def all_stages(costs: StageCosts, most: int, needed: set[int]) -> Iterator[list[
                     yield [Stage(d, a, b) for d, a, b in zip(order, (0, *cuts), (*cuts, costs.links), strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_best_stages_are_the_best_of_all(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "frozen"), [*((seed, 0) for seed in range(40)), *((seed, 1 + seed % 2) for seed in range(40, 64))]
+)
+def test_best_stages_are_the_best_of_all(seed: int, frozen: int) -> None:
     random = np.random.default_rng(seed)
-    model = decoder(num_hidden_layers=3)
+    model = with_frozen(decoder(num_hidden_layers=3), frozen)
     pool = random_pool(random, 2 + seed % 2, tight=seed % 4 > 1)
     owners = [p.device for p in pool[1:] if random.random() < 0.2]
     the_job = job(batch_size=int(random.integers(4, 8)), train="full" if seed % 5 == 0 else "lora")

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from pool.profiles import job, tiny_work
-from pool.tiny import config, save_tiny, shares
+from pool.tiny import FAMILIES, config, save_tiny, shares
 from potluck.job_sections import Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of
+from potluck.models.families import decoder_for, decoder_of
+from potluck.models.random_weights import RandomWeights
 from potluck.pool.task import Tables, Task, task_of
 
 COUNTS = ((6, 0, 3), (15, 9, 2), (31, 30, 0))
@@ -25,22 +26,31 @@ def counted(task: Task, kind: str, units: tuple[int, int, int, int]) -> float:
 
 @pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3", "gemma3"])
 @pytest.mark.parametrize("train", ["lora", "full"])
-def test_weights_and_trained_elements_are_those_of_the_built_parts(family: str, train: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("frozen", "optimizer", "compute"),
+    [(0, "adamw", torch.float32), (1, "lion", torch.float32), (1, "adamw", torch.bfloat16)],
+    ids=str,
+)
+def test_weights_and_trained_elements_are_those_of_the_built_parts(
+    family: str, frozen: int, optimizer: str, compute: torch.dtype, train: str, tmp_path: Path
+) -> None:
     shape = config(family, tie_word_embeddings=False)
-    directory, decoder = save_tiny(shape, tmp_path / "model"), decoder_of(shape)
+    the_job = job(train=train, frozen_blocks=frozen, optimizer=optimizer)
+    directory, decoder = save_tiny(shape, tmp_path / "model"), decoder_for(shape, the_job)
     heads, columns, rows = ((3, 0, 1), *COUNTS[1:]) if family == "gemma3" else COUNTS
     held = shares(shape, heads, columns, rows)
-    task = task_of(job(train=train), decoder, tiny_work(family, train=train))
+    dtype = "bf16" if compute == torch.bfloat16 else "fp32"
+    task = task_of(the_job, decoder, tiny_work(family, train=train, dtype=dtype))
     group = decoder.num_heads // decoder.num_kv_heads
     for rank in range(3):
         with Checkpoint.open(directory) as checkpoint:
             part = build_part(
-                checkpoint, decoder, held, rank, compute=torch.float32, lora=Lora() if train == "lora" else None, seed=0
+                checkpoint, decoder, held, rank, compute=compute, lora=Lora() if train == "lora" else None, seed=0
             )
         kv = len({head // group for head in held[rank].heads})
         units = (heads[rank], kv, columns[rank], rows[rank])
         elements = sum(t.local.numel() for t in part.chain.trained)
-        states = 3 * 4 * elements
+        states = (3 if optimizer == "adamw" else 2) * 4 * elements
         # biases are counted whether there are any or not: between nothing and 5 % of so small a model
         assert elements <= counted(task, "trained", units) <= 1.06 * elements + 400
         assert (
@@ -113,3 +123,22 @@ def test_adapters_on_some_linears_only() -> None:
     task = task_of(job(lora={"rank": 4, "targets": ["v_proj", "down_proj"]}), decoder, work)
     assert (task.trained.head, task.trained.kv_head, task.trained.column) == (0, 2 * 4 * 8, 2 * 4)
     assert task.trained.replicated == 2 * 2 * 4 * 45
+
+
+@pytest.mark.parametrize("targets", [None, "all-linear", "mlp", "last"], ids=str)
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_lowest_link_is_that_of_the_built_chain(family: str, frozen: int, targets: str | None) -> None:
+    shape = config(family)
+    names = decoder_of(shape).names
+    asked = {"mlp": names.into[0], "last": f"{names.blocks}.1.{names.out}"}.get(str(targets), "all-linear")
+    train = "full" if targets is None else "lora"
+    the_job = job(train=train, frozen_blocks=frozen, lora={"targets": [asked]})
+    decoder = decoder_for(shape, the_job)
+    task = task_of(the_job, decoder, tiny_work(family, train=train))
+    held = shares(shape, [decoder.num_heads], [decoder.intermediate_size], [decoder.vocab_size])
+    lora = None if targets is None else the_job.lora
+    chain = build_part(RandomWeights(decoder), decoder, held, 0, compute=torch.float32, lora=lora, seed=0).chain
+    assert task.lowest == chain.lowest_trained
+    assert task.lowest_sends == bool(chain.links[task.lowest].replicated_trained)
+    assert sum(task.graphs) == len(chain.links) - task.lowest

@@ -138,7 +138,7 @@ def check(
 
 
 def check_decoder(models: Models, family: str, plan: Plan, *, tied: bool = True, **fields: object) -> None:
-    plain = models.plain(family, tied, None, "padding", True)
+    plain = models.plain(family, tied, None, "padding", embeddings=True)
     decoder = decoder_of(config(family, tie_word_embeddings=tied))
     check(plan, decoder, models.checkpoint(family, tied), plain, with_padding_inside(), **fields)  # type: ignore[arg-type]
 
@@ -203,7 +203,7 @@ def test_data(models: Models, family: str, tied: bool) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "roberta"])
 def test_under_a_head_of_sequences(sequence_models: SequenceModels, family: str) -> None:
     cfg = tiny_config(family)
-    decoder, plain = description(cfg), sequence_models.plain(family, "classes", None, True)
+    decoder, plain = description(cfg), sequence_models.plain(family, "classes", None, embeddings=True)
     plans = [
         tensor_plan([9], [26], [0]),
         tensor_plan([0, 9], [26, 0], [0, 0]),

@@ -28,6 +28,7 @@ def adapter_config(
     *,
     inputs_first: bool = False,
     modules_to_save: Sequence[str] = (),
+    blocks: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The content of ``adapter_config.json``.
 
@@ -35,16 +36,20 @@ def adapter_config(
         lora: rank, alpha and dropout.
         base: the model as the person called it; stock ``peft`` loads it by this name.
         targets: names of the adapted linears; each matches modules of that name or with that last part, as in PEFT.
+            None where only modules of ``modules_to_save`` were trained.
         inputs_first: whether the model stores linears as ``[in, out]``.
         modules_to_save: names of modules that were trained whole: those of the head of whole sequences.
+        blocks: numbers of the blocks in which names match; all of them if left out.
     """
     from peft import LoraConfig, TaskType
+    from peft.utils.constants import DUMMY_TARGET_MODULES
 
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
-        target_modules=list(targets),
+        target_modules=list(targets) or DUMMY_TARGET_MODULES,
+        layers_to_transform=list(blocks) or None,
         task_type=TaskType.SEQ_CLS if modules_to_save else TaskType.CAUSAL_LM,
         modules_to_save=list(modules_to_save) or None,
         base_model_name_or_path=base,
@@ -52,7 +57,7 @@ def adapter_config(
         inference_mode=True,
     )
     content: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
-    return {**content, "target_modules": sorted(set(targets))}
+    return {**content, "target_modules": sorted(set(targets)) or DUMMY_TARGET_MODULES}
 
 
 def write_adapter(

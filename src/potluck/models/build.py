@@ -74,8 +74,10 @@ def build_part(
     Raises:
         BadInput: a target matches nothing, or the checkpoint has a head for another number of classes.
     """
-    targets = match_targets(lora.targets, decoder.linears) if lora is not None else frozenset()
-    cutter = Cutter(checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first)
+    targets = match_targets(lora.targets, decoder.linears, decoder.frozen_linears) if lora is not None else frozenset()
+    cutter = Cutter(
+        checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first, frozen=decoder.frozen
+    )
     links = links or range(2 * len(decoder.layers))
     embedding: AnyEmbedding = embedding_of(checkpoint, decoder)
     tokens: Table | None = None

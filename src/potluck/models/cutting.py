@@ -33,6 +33,8 @@ class Cutter:
     """Where adapters are made, the CPU if None; base weights are where the checkpoint's reads leave them."""
     inputs_first: bool = False
     """Whether the checkpoint's linears are ``[in, out]``."""
+    frozen: tuple[str, ...] = ()
+    """What the names of tensors begin with that are not trained without adapters either."""
     weight_bytes: int = 0
     """Memory of what was read and made so far."""
     _trained: list[Trained] = field(default_factory=list)
@@ -162,13 +164,14 @@ class Cutter:
         return (second, first) if self.inputs_first else (first, second)
 
     def _read(self, name: str, dim: int | None, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
-        """A tensor of the base model in the compute dtype; itself trained, in float32 or better, without adapters."""
-        dtype = self.compute if self.lora is not None else _master(self.compute)
+        """A tensor of the base model in the compute dtype; trained itself, in float32 or better, without adapters."""
+        trained = self.lora is None and not name.startswith(self.frozen)
+        dtype = _master(self.compute) if trained else self.compute
         rows = held[self.rank] if dim == 0 else None
         columns = held[self.rank] if dim == 1 else None
         tensor = self.checkpoint.read(name, dtype=dtype, rows=rows, columns=columns)
         self.weight_bytes += tensor.nbytes
-        if self.lora is None:
+        if trained:
             return self._train(name, tensor, tuple(self.checkpoint.shape(name)), dim, held, gradient)
         return tensor
 

@@ -8,7 +8,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from potluck.errors import BadInput
 from potluck.models.adapter import read_tensors
+from potluck.models.families import for_task, known, read_config
+from potluck.models.families.decoder import SequenceHead
 from potluck.models.generate import quiet
+from potluck.models.shapes import check_model
+from potluck.models.source import check_directory
 
 _REGRESSION = "regression"
 _CLASSIFICATION = "single_label_classification"
@@ -21,7 +25,7 @@ def load_for_inference(model_dir: Path, adapter: Path | None, dtype: torch.dtype
     Raises:
         BadInput: the model cannot be loaded, or the adapter is not wholly one of this model.
     """
-    return _loaded(AutoModelForCausalLM, model_dir, adapter, dtype, {})
+    return _loaded(AutoModelForCausalLM, model_dir, adapter, dtype, {}, None)
 
 
 def load_classifier(model_dir: Path, adapter: Path | None, dtype: torch.dtype, *, classes: int) -> PreTrainedModel:
@@ -36,13 +40,23 @@ def load_classifier(model_dir: Path, adapter: Path | None, dtype: torch.dtype, *
     Raises:
         BadInput: as :func:`load_for_inference`, or its head is for another number of classes.
     """
+    head = SequenceHead("classes" if classes else "value", classes or 1)
     kind = {"num_labels": classes or 1, "problem_type": _CLASSIFICATION if classes else _REGRESSION}
-    return _loaded(AutoModelForSequenceClassification, model_dir, adapter, dtype, kind)
+    return _loaded(AutoModelForSequenceClassification, model_dir, adapter, dtype, kind, head)
 
 
 def _loaded(
-    auto: Any, model_dir: Path, adapter: Path | None, dtype: torch.dtype, kind: dict[str, Any]
+    auto: Any,
+    model_dir: Path,
+    adapter: Path | None,
+    dtype: torch.dtype,
+    kind: dict[str, Any],
+    sequence: SequenceHead | None,
 ) -> PreTrainedModel:
+    check_directory(model_dir)
+    decoder = known(read_config(model_dir))
+    if decoder is not None:  # transformers would draw what is missing at random
+        check_model(model_dir, for_task(decoder, sequence))
     with quiet():
         try:
             model = auto.from_pretrained(model_dir, dtype=dtype, local_files_only=True, **kind)

@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from potluck.errors import BadInput
 from potluck.job import JOB_FILE
 from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_of, names_of
+from potluck.models.families import decoder_of, known, names_of
 from potluck.models.families import read_config as read_model_config
-from potluck.models.families.decoder import Decoder
+from potluck.models.families.decoder import Decoder, SequenceHead
 from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_directory
 from potluck.models.sequence_head import is_of_base, kind_in_job, write_sequence_config
+from potluck.models.shapes import check_shapes
 
 # fields of an adapter's configuration that change what it computes beyond W + scale * B A
 _UNSUPPORTED = (
@@ -58,7 +60,10 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
     with Checkpoint.open(base_dir) as base:
         adapters, head = _without_head(adapter_dir, config, _without_copies(adapter_dir, base, tensors))
         pairs = _pairs(adapter_dir, adapters)
-        decoder = decoder_of(read_model_config(base_dir)) if head else None
+        model_config = read_model_config(base_dir)
+        if (description := known(model_config)) is not None:
+            check_shapes(base, replace(description, sequence=SequenceHead("classes", 2) if head else None))
+        decoder = decoder_of(model_config) if head else None
         names = [name for name in _stored_once(base_dir, base) if decoder is None or is_of_base(name, decoder)]
         names = [name for name in names if name not in head]
         _check_fit(adapter_dir, base, names, pairs, inputs_first)

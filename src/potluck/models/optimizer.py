@@ -1,11 +1,17 @@
-"""How trained tensors are updated, alike in pools and in split training: AdamW, and the rate of each step."""
+"""How trained tensors are updated, alike in pools and in split training: the optimizer, and the rate of each step."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from lion_pytorch import Lion
 from torch import Tensor
+
+from potluck.job_sections import OptimizerName
+
+MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "lion": 1}
+"""Values that each keeps of every trained element from step to step."""
 
 
 class Schedule(Protocol):
@@ -41,11 +47,24 @@ def scheduled(settings: Schedule, step: int) -> float:
     return factors[settings.schedule]()
 
 
-def adamw(tensors: Sequence[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.AdamW | None:
-    """AdamW (Loshchilov and Hutter, 2019); vectors do not decay. None where nothing is trained."""
+def optimizer_of(
+    tensors: Sequence[Tensor], kind: OptimizerName, learning_rate: float, weight_decay: float
+) -> torch.optim.Optimizer | None:
+    """The optimizer of these tensors; vectors do not decay. None where nothing is trained.
+
+    ``adamw``: Loshchilov and Hutter, 2019. ``lion``: Chen et al., 2023, which steps by the sign of a mean of gradients
+    and keeps one moment instead of two; beside it, it needs twice the largest tensor for a moment. Both treat each
+    element by itself, so that any cut of a tensor is stepped as the whole one is. Statistics of rows and columns, as
+    Adafactor keeps them, would be sums over the devices that hold parts of them.
+    """
     groups = [
         {"params": [t for t in tensors if t.ndim > 1], "weight_decay": weight_decay},
         {"params": [t for t in tensors if t.ndim <= 1], "weight_decay": 0.0},
     ]
     used = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(used, lr=learning_rate, fused=True) if used else None
+    if not used:
+        return None
+    if kind == "lion":
+        lion: torch.optim.Optimizer = Lion(used, lr=learning_rate)
+        return lion
+    return torch.optim.AdamW(used, lr=learning_rate, fused=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from potluck.chain.ranges import Ranges
 from potluck.models.families.decoder import Decoder
+from potluck.models.shapes import shapes_of
 
 _DRAWN = 1 << 20
 _SPREAD = 0.02
@@ -22,7 +23,7 @@ class RandomWeights:
 
     def __init__(self, decoder: Decoder) -> None:
         """Make tensors for the blocks of ``decoder``, which may be fewer than the model has."""
-        self._shapes = _shapes(decoder)
+        self._shapes = shapes_of(decoder)
         self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)) * _SPREAD
 
     @property
@@ -60,37 +61,3 @@ class RandomWeights:
         for part in filled.split(_DRAWN):
             part.copy_(self._drawn[: part.numel()])
         return filled.view(*shape)
-
-
-def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
-    D, names = decoder.hidden_size, decoder.names
-    queries, keys = decoder.num_heads * decoder.head_dim, decoder.num_kv_heads * decoder.head_dim
-    block: dict[str, tuple[int, ...]] = {}
-    for name, cut in decoder.cuts.items():
-        by_head, by_kv_head, by_column = decoder.units(name)
-        units = by_head * decoder.num_heads + by_kv_head * decoder.num_kv_heads + by_column * decoder.intermediate_size
-        out, into = (units, D) if cut == "column" else (D, units)
-        block[f"{name}.weight"] = (into, out) if decoder.inputs_first else (out, into)
-        if name in decoder.biased:
-            block[f"{name}.bias"] = (out,)
-    if decoder.head_norms != "none":
-        normed = (queries, keys) if decoder.head_norms == "all" else (decoder.head_dim, decoder.head_dim)
-        block |= {f"{norm}.weight": (size,) for norm, size in zip(names.head_norms, normed, strict=True)}
-    block |= {name: (D,) for norm in decoder.norm_names() for name in _norm(decoder, norm)}
-    ends: dict[str, tuple[int, ...]] = {f"{names.embedding}.weight": (decoder.vocab_size, D)}
-    for end in filter(None, (names.embedding_norm, names.last_norm)):
-        ends |= dict.fromkeys(_norm(decoder, end), (D,))
-    if names.positions is not None:
-        ends[f"{names.positions}.weight"] = (decoder.position_offset + decoder.max_positions, D)
-    if names.types is not None:
-        ends[f"{names.types}.weight"] = (decoder.segments, D)
-    if names.classifier is not None and names.classifier.hidden_of_base:
-        ends |= {f"{names.classifier.hidden}.weight": (D, D), f"{names.classifier.hidden}.bias": (D,)}
-    if not decoder.tied:
-        ends[f"{names.head}.weight"] = (decoder.vocab_size, D)
-    layers = range(len(decoder.layers))
-    return ends | {decoder.full_name(i, name): shape for i in layers for name, shape in block.items()}
-
-
-def _norm(decoder: Decoder, name: str) -> list[str]:
-    return [f"{name}.weight", *([f"{name}.bias"] if decoder.norm == "layer" else [])]

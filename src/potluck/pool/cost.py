@@ -5,6 +5,8 @@ segments, plus what the messages take that no compute covers:
 
     step = micro_batches * ( half_batches * (layers * (T_attention + e_attention) + ... + T_head) + messages ) + once
 
+Links below the lowest trained one are walked forward alone: of them ``p T`` is computed, and one message sent.
+
 - ``T = max over devices of alpha + beta * units``; a device without units still pays ``alpha``, the replicated work.
 - With two half-batches in flight, the other half's compute covers a message. A segment whose part ``p`` is forward
   sends one message ``m`` after each part, so ``e = max(0, m - p T) + max(0, m - (1 - p) T)``; with one half ``2 m``.
@@ -114,10 +116,19 @@ class Costs:
 
     @property
     def times_3(self) -> Floats:
-        """How often each segment is computed in a step."""
+        """How often each segment is computed in a step, forward and backward together."""
+        task = self.task
+        return task.micro_batches * task.half_batches * np.array([*task.both_ways(self.forward_part), 1.0])
+
+    @property
+    def ways(self) -> list[tuple[float, Floats]]:
+        """Forward and backward: the part of a segment's seconds, and how often attention and MLP are walked so."""
         task = self.task
         half_walks = task.micro_batches * task.half_batches
-        return half_walks * np.array([task.layers, task.mlp_layers, 1.0])
+        return [
+            (self.forward_part, half_walks * np.array([task.layers, task.mlp_layers])),
+            (1 - self.forward_part, half_walks * np.array(task.walks_back)),
+        ]
 
     def once_D(self, world_size: Floats) -> Floats:
         """``[..., D]`` seconds of the optimizer that depend on no share; replicated tensors are stepped in turn."""
@@ -152,12 +163,11 @@ class Costs:
         pair_M = latency_M + sent.pair_bytes * s_per_byte_M
         message_s = sent.count * latency_M + sent.bytes * s_per_byte_M
         times = self.times_3
-        if self.task.half_batches == 1:
-            message_s = message_s + 2 * (times[0] + times[1]) * message_M
-        else:
-            for part in (self.forward_part, 1 - self.forward_part):
-                uncovered_M2 = np.maximum(0.0, message_M[:, None] - part * T_M3[:, :2])
-                message_s = message_s + uncovered_M2 @ times[:2]
+        for part, walks_2 in self.ways:
+            covered = 0.0 if self.task.half_batches == 1 else part
+            uncovered_M2 = np.maximum(0.0, message_M[:, None] - covered * T_M3[:, :2])
+            message_s = message_s + uncovered_M2 @ walks_2
+        if self.task.half_batches > 1:
             message_s = message_s + self.task.micro_batches * np.maximum(0.0, pair_M - T_M3[:, 2])
         message_s = np.where(n_M > 1, message_s, 0.0)
         return np.asarray(T_M3 @ times + once_M + message_s), np.asarray(message_s)
@@ -189,13 +199,14 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
     trained = task.trained
     walks = task.micro_batches * task.half_batches
     head_elements = trained.head + trained.kv_head / task.group
-    of_mlp = trained.column / max(task.mlp_layers, 1e-9)
-    per_walk = np.array([head_elements / task.layers, of_mlp, trained.vocab_row]) / walks
+    attention, mlp = (max(times, 1e-9) for times in task.both_ways(profiles[0].forward_part))
+    per_walk = np.array([head_elements / attention, trained.column / mlp, trained.vocab_row]) / walks
     lines = [(p.attention_s, p.mlp_s, head_s(task, p)) for p in profiles]
     tables_D = np.array([p.device == coordinator for p in profiles]) * task.tables.elements
-    graphs = 1 if task.checkpointing else task.layers * task.half_batches + 1  # one more while a piece goes back
-    graphs_of_longest = graphs * task.longest_part
-    kept = task.kept_bytes * task.layers * task.half_batches if task.checkpointing else 0.0
+    # one more while a piece goes back
+    graphs_2 = [(0 if task.checkpointing else links * task.half_batches) + 1 for links in task.graphs]
+    attention_graphs, mlp_graphs = (graphs * task.longest_part for graphs in graphs_2)
+    kept = task.kept_bytes * sum(task.graphs) / 2 * task.half_batches if task.checkpointing else 0.0
     fixed = kept + task.head_work_bytes + task.weights.replicated
     return Costs(
         task=task,
@@ -215,14 +226,15 @@ def costs_of(task: Task, profiles: Sequence[Profile], owners: Collection[str]) -
             [
                 p.runtime_bytes
                 + fixed
-                + graphs_of_longest * (p.attention_bytes.alpha + p.mlp_bytes.alpha)
+                + attention_graphs * p.attention_bytes.alpha
+                + mlp_graphs * p.mlp_bytes.alpha
                 + (OWNER_BYTES if p.device == coordinator or p.device in owners else 0)
                 + (task.tables.bytes if p.device == coordinator else 0)
                 for p in profiles
             ]
         ),
-        head_bytes_D=task.weights.head + graphs_of_longest * np.array([p.attention_bytes.beta for p in profiles]),
-        column_bytes_D=task.weights.column + graphs_of_longest * np.array([p.mlp_bytes.beta for p in profiles]),
+        head_bytes_D=task.weights.head + attention_graphs * np.array([p.attention_bytes.beta for p in profiles]),
+        column_bytes_D=task.weights.column + mlp_graphs * np.array([p.mlp_bytes.beta for p in profiles]),
         available_D=np.array([float(p.available_bytes) for p in profiles]),
     )
 

@@ -26,6 +26,7 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_for, read_config
 from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.precision import choose_dtype, torch_dtype
+from potluck.models.shapes import check_shapes
 from potluck.pool.local import stand_back
 from potluck.pool.owner import read_training_data
 from potluck.pool.plan import Plan, forbidden, what_leaves
@@ -127,6 +128,7 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
 
     with Checkpoint.open(fetched.directory, fetched.need) as checkpoint:
+        check_shapes(checkpoint, decoder)
         prefetch_for(
             plan,
             spec.rank,

@@ -232,14 +232,15 @@ def _shortest(
     objective = {T[k]: float(times[k]) for k in range(3)}
     objective |= {latency: float(sent.count), wire: float(sent.bytes) / bytes_unit, once: 1.0}
     if task.half_batches == 1:
-        objective[latency] += 2 * float(times[0] + times[1])
-        objective[wire] += 2 * float(times[0] + times[1])
+        sent_alone = float(sum(walks_2.sum() for _, walks_2 in costs.ways))
+        objective[latency] += sent_alone
+        objective[wire] += sent_alone
     else:
-        for k in range(2):
-            for way, part in enumerate((costs.forward_part, 1 - costs.forward_part)):
+        for way, (part, walks_2) in enumerate(costs.ways):
+            for k in range(2):
                 left = program.variable("left", 2 * k + way)
                 program.row({left: 1.0, T[k]: part, latency: -1.0, wire: -1.0}, low=0.0)
-                objective[left] = float(times[k])
+                objective[left] = float(walks_2[k])
         left = program.variable("left", 4)
         program.row({left: 1.0, T[2]: 1.0, latency: -1.0, wire: -float(sent.pair_bytes) / bytes_unit}, low=0.0)
         objective[left] = float(task.micro_batches)

@@ -20,9 +20,11 @@ from scipy.optimize import nnls
 
 from potluck.chain.pace import Pace
 from potluck.errors import BadInput
+from potluck.job_sections import OptimizerName
 from potluck.models.cache import user_cache
 from potluck.models.families.decoder import Decoder
 from potluck.models.memory import memory_mib, trim
+from potluck.models.optimizer import optimizer_of
 from potluck.models.precision import torch_dtype
 from potluck.pool.laps import HEAD_WALKS, Round, Samples, Stopwatch, kept_bytes, make_samples, walk_round
 from potluck.pool.machine import available_bytes, forget_peak, machine_of
@@ -108,7 +110,7 @@ def _measured(work: Work, device: str, machine: Machine, pace: Pace | None) -> P
     both_s = {place: _typical(rounds, [r.forward_s[place] + r.backward_s[place] for r in rounds]) for place in places}
     head_s = [(rows, _typical(rounds, [r.head_s[rows] for r in rounds])) for rows in vocab_rows]
     largest = samples.places[-2:]
-    optimizer_s = _optimizer_s([t.local.numel() for t in samples.chain.trained], pace)
+    optimizer_s = _optimizer_s([t.local.numel() for t in samples.chain.trained], work.optimizer, pace)
     held_bytes = samples.weight_bytes + _held_bytes(samples, kept)
     del samples
     gc.collect()
@@ -232,8 +234,8 @@ def _seconds_per_operation(M: int, I: int, O: int, dtype: torch.dtype, pace: Pac
     return min(seconds) / (2 * M * I * O)
 
 
-def _optimizer_s(sizes: Sequence[int], pace: Pace | None) -> Line:
-    """An update's seconds (norm, clipping, fused AdamW) by elements, in tensors of these sizes in turn."""
+def _optimizer_s(sizes: Sequence[int], kind: OptimizerName, pace: Pace | None) -> Line:
+    """An update's seconds (norm, clipping, optimizer) by elements, in tensors of these sizes in turn."""
     usual = [min(size, _LARGEST_TENSOR) for size in sizes if size] or [_LARGEST_TENSOR]
     points = []
     for count in _TENSORS:
@@ -241,7 +243,8 @@ def _optimizer_s(sizes: Sequence[int], pace: Pace | None) -> Line:
         for tensor in tensors:
             tensor.grad = torch.full_like(tensor, 1e-3)
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        optimizer = torch.optim.AdamW(tensors, lr=1e-4, fused=True)
+        optimizer = optimizer_of(tensors, kind, 1e-4, 0.0)
+        assert optimizer is not None
         watch = Stopwatch(pace)
         seconds = []
         for _ in range(8):

@@ -59,6 +59,7 @@ def work_of(job: Job, config: PretrainedConfig, examples: Sequence[Example], own
         train=job.train,
         lora=job.lora,
         checkpointing=job.checkpointing,
+        optimizer=job.optimizer,
         sequence=job.task != "causal-lm",
     )
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.errors import BadInput
-from potluck.job_sections import Lora
+from potluck.job_sections import Lora, OptimizerName
 
 
 class _Plain(BaseModel):
@@ -45,6 +45,7 @@ class Work(_Plain):
     train: Literal["lora", "full"]
     lora: Lora
     checkpointing: bool
+    optimizer: OptimizerName = "adamw"
     sequence: bool = False
     """Whether a head of whole sequences is trained, in place of one over the vocabulary."""
 

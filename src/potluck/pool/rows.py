@@ -11,7 +11,7 @@ takes the slowest device's rows, the sum, the optimizer and the new values::
   ``g`` bytes of gradients each of ``n`` devices sends and receives ``(n - 1) / n * g``; values leave all homes at
   the same time, and of them each device sends and receives as much. A trained embedding is one tensor: where it is more
   than an ``n``-th of all, its home, the first device, has more to do than the others.
-- Values and gradients of what is trained are on every device, the optimizer's two moments at the home alone.
+- Values and gradients of what is trained are on every device, the optimizer's moments at the home alone.
 - Rows are whole. Devices are as fast as their profiles say, and rows as long as the measured ones.
 """
 
@@ -27,7 +27,7 @@ from potluck.pool.dealing import deal_rows
 from potluck.pool.profile import Profile
 from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.sent import messages
-from potluck.pool.task import ID_BYTES, PerUnit, Tables, Task
+from potluck.pool.task import ID_BYTES, PerUnit, Tables, Task, without
 
 _GROUPS_TRIED = 256
 
@@ -169,13 +169,14 @@ def predict_data(
 
     exact = 8 if work.dtype == "fp64" else 4
     gradient_bytes = _of_whole(task.trained, task) * exact
+    moments_bytes = task.stepped_bytes - 2 * exact  # beside value and gradient
     row_bytes = (work.length + work.supervised / work.rows) * ID_BYTES if moved else 0.0
     rows = sum(rows_D)
     moved_D = [
         (rows / len(owners)) * (1 - each / rows) * (p.device in owners)
         for p, each in zip(profiles, rows_D, strict=True)
     ]
-    costs = costs_of(_alone(task, micro_batch_size / work.rows, exact), profiles, owners)
+    costs = costs_of(_alone(task, micro_batch_size / work.rows, moments_bytes), profiles, owners)
     message_s = 0.0
     if n > 1:
         # sums that only their homes need send half of what an all-reduce does
@@ -208,8 +209,7 @@ def _walk_s_D(task: Task, profiles: Sequence[Profile]) -> Floats:
     """Seconds in which each device walks one measured half-batch through the whole model, both ways."""
     return np.array(
         [
-            task.layers * p.attention_s(task.heads)
-            + task.mlp_layers * p.mlp_s(task.columns)
+            np.dot(task.both_ways(p.forward_part), (p.attention_s(task.heads), p.mlp_s(task.columns)))
             + head_s(task, p)(task.vocab_rows)
             for p in profiles
         ]
@@ -245,26 +245,18 @@ def _stepped(elements: float, one_tensor: float, n: int) -> Floats:
     return np.array([first, *[(elements - first) / max(n - 1, 1)] * (n - 1)])
 
 
-def _alone(task: Task, part: float, exact: int) -> Task:
+def _alone(task: Task, part: float, less: float) -> Task:
     """The task as a device sees it that walks ``part`` of a measured half-batch at once, with everything in one graph.
 
-    The optimizer's two moments, of ``exact`` bytes an element each, are not in its memory: they are at the homes.
+    ``less`` is what the optimizer keeps at the homes, bytes of a trained element: it is not in its memory.
     """
-    weights, trained = task.weights, task.trained
-    less = 2 * exact
     return replace(
         task,
         half_batches=1,
         longest_part=task.longest_part * part,
         kept_bytes=task.kept_bytes * part,
         head_work_bytes=task.head_work_bytes * max(1.0, part / task.half_batches),
-        weights=PerUnit(
-            head=weights.head - less * trained.head,
-            kv_head=weights.kv_head - less * trained.kv_head,
-            column=weights.column - less * trained.column,
-            vocab_row=weights.vocab_row - less * trained.vocab_row,
-            replicated=weights.replicated - less * trained.replicated,
-        ),
+        weights=without(task.weights, task.trained, less),
     )
 
 

@@ -66,7 +66,7 @@ def bytes_sent(task: Task, names: Sequence[str], owners: Collection[str]) -> lis
     owning = {names[0], *owners}
     walks = task.micro_batches * task.half_batches
     ring = 2 * (n - 1) / n
-    between_pieces = 2 * (task.layers + task.mlp_layers) * ring * task.message_bytes
+    between_pieces = (task.layers + task.mlp_layers + task.messages_back) * ring * task.message_bytes
     of_head = (n - 1) * task.pair_bytes + ring * task.head_message_bytes
     once = ring * task.partial_bytes + (n - 1) / n * task.whole_bytes
     everyone = walks * (between_pieces + of_head) + once

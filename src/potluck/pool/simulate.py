@@ -37,6 +37,7 @@ def simulate(
     backward_s: Sequence[Seconds],
     micro_batches: int,
     message_s: Sequence[Seconds] = (),
+    sends_back: Sequence[bool] = (),
 ) -> Simulated:
     """Seconds of one step, from the first walk to the last.
 
@@ -45,6 +46,8 @@ def simulate(
         backward_s: of each stage's walk backward; the last one's begins when it has walked forward.
         micro_batches: of the step.
         message_s: between each two neighbours, alike in both directions; nothing if left out.
+        sends_back: between each two neighbours, whether a gradient goes back; the stages before one that does not have
+            nothing to walk back through. Everywhere if left out.
 
     Raises:
         ValueError: the numbers of stages differ, or there is no stage or no micro-batch.
@@ -65,7 +68,7 @@ def simulate(
                 direction, m = orders[s][done[s]]
                 way, source, wire = (0, s - 1, s - 1) if direction == "forward" else (1, s + 1, s)
                 start = clocks[s]
-                if 0 <= source < P:
+                if 0 <= source < P and (direction == "forward" or not sends_back or sends_back[wire]):
                     if len(ended[way][source]) <= m:
                         break
                     leaves = max(ended[way][source][m], arrived[way][s], taken_up[way][s])

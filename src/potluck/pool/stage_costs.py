@@ -6,6 +6,8 @@ stages ``[R, S, D]`` travels, the stream forward and its gradient back:
 
     message = latency + bytes * s_per_byte        of the slower of the two links
 
+Links below the lowest trained one are walked forward alone, and no gradient is sent to stages that end there.
+
 Handling a message costs the compute that goes on meanwhile half of what it costs in an all-reduce of as many bytes
 sent: there each device sends and receives, here it does one of them (``Link.covered_s``).
 After the last walk come the norm, the optimizer (at once on all stages) and the clocks. A trained table that both ends
@@ -27,7 +29,7 @@ from potluck.pool.cost import OWNER_BYTES, Bools, DevicePrediction, Floats, Pred
 from potluck.pool.profile import Link, Profile, Work
 from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.simulate import Simulated, simulate
-from potluck.pool.task import ID_BYTES, PerUnit, Task, task_of
+from potluck.pool.task import ID_BYTES, PerUnit, Task, task_of, without
 
 _COMING = 4
 """Messages that a stage has asked for: either way one that is taken and the one after it."""
@@ -57,10 +59,13 @@ class StageCosts:
     owners: frozenset[str]
     rows: tuple[int, ...]
     """Of each micro-batch of a step; the first has most."""
-    seconds_DN1: Floats
-    """``[D, N + 1]`` forward and backward together; without the head."""
+    forward_DN1: Floats
+    """``[D, N + 1]`` seconds of links walked forward."""
+    backward_DN1: Floats
+    """The same backward; without the head."""
     head_s_D: Floats
     forward_part_D: Floats
+    """Of links that are walked both ways."""
     handling_s_D: Floats
     """Of one message, sent or received."""
     latency_D: Floats
@@ -86,6 +91,16 @@ class StageCosts:
         return len(self.weights_N1) - 1
 
     @cached_property
+    def seconds_DN1(self) -> Floats:
+        """``[D, N + 1]`` forward and backward together; without the head."""
+        return self.forward_DN1 + self.backward_DN1
+
+    @cached_property
+    def gradients_N1(self) -> Floats:
+        """``[N + 1]``: 1 where a gradient goes back over a border there, as something before it is trained; else 0."""
+        return (np.arange(self.links + 1) > self.task.lowest).astype(np.float64)
+
+    @cached_property
     def impossible_NN(self) -> Bools:
         """Which pairs of indices are no stage: no links, or a cut where the chain is not divided."""
         between_N1 = np.arange(self.links + 1) % self.links_together > 0
@@ -107,19 +122,23 @@ class StageCosts:
     def walk_s(self, stage: Stage) -> tuple[float, float]:
         """Forward and backward seconds of a whole micro-batch."""
         d = stage.device
-        whole = self.seconds_DN1[d, stage.stop] - self.seconds_DN1[d, stage.start]
-        forward, backward = self.forward_part_D[d] * whole, (1 - self.forward_part_D[d]) * whole
-        handling = self.handling_s_D[d] * ((stage.start > 0) + (stage.stop < self.links))
-        head = self.head_s_D[d] if stage.stop == self.links else 0.0
-        return float(forward + handling), float(backward + handling + head)
+        forward, backward = (
+            s_DN1[d, stage.stop] - s_DN1[d, stage.start] for s_DN1 in (self.forward_DN1, self.backward_DN1)
+        )
+        before, behind = stage.start > 0, stage.stop < self.links
+        streams = float(before) + float(behind)
+        gradients = self.gradients_N1[stage.start] * before + self.gradients_N1[stage.stop] * behind
+        head = 0.0 if behind else self.head_s_D[d]
+        handling = self.handling_s_D[d]
+        return float(forward + handling * streams), float(backward + handling * gradients + head)
 
     def walks_s(self, device: int) -> Floats:
         """``[N + 1, N + 1]`` seconds, both ways, of one device with links from the first index to the second."""
         seconds_N1 = self.seconds_DN1[device]
-        whole_NN = seconds_N1[None, :] - seconds_N1[:, None] + 4 * self.handling_s_D[device]
-        whole_NN[0] -= 2 * self.handling_s_D[device]
-        whole_NN[:, -1] += self.head_s_D[device] - 2 * self.handling_s_D[device]
-        return np.asarray(whole_NN)
+        handled_N1 = self.handling_s_D[device] * (1 + self.gradients_N1)
+        before_N1, behind_N1 = handled_N1.copy(), handled_N1.copy()
+        before_N1[0], behind_N1[-1] = 0.0, self.head_s_D[device]
+        return np.asarray(seconds_N1[None, :] - seconds_N1[:, None] + before_N1[:, None] + behind_N1[None, :])
 
     def memory(self, stage: Stage, in_flight: int) -> float:
         """Bytes of a stage through which ``in_flight`` micro-batches are on their way."""
@@ -129,7 +148,9 @@ class StageCosts:
         """``[N + 1, N + 1]`` bytes of one device with links from the first index to the second."""
         task = self.task
         graphs_N1 = self.graphs_DN1[device]
-        kept_N1 = np.arange(self.links + 1) * task.kept_bytes / 2 if task.checkpointing else graphs_N1
+        walked_back_N1 = np.maximum(0, np.arange(self.links + 1) - task.lowest)
+        kept_N1 = walked_back_N1 * task.kept_bytes / 2 if task.checkpointing else graphs_N1 - graphs_N1[task.lowest]
+        kept_N1 = np.maximum(0.0, kept_N1)
         held_N1 = self.weights_N1 + in_flight * kept_N1
         leaving_bytes = (2 * in_flight + 1) * task.message_bytes * task.longest_part * (len(self.names) > 1)
         going_back = np.diff(graphs_N1).max()
@@ -141,16 +162,18 @@ class StageCosts:
         """One step's walks; ``messages`` take no time if False."""
         parts = self.parts
         walks = [self.walk_s(stage) for stage in stages]
-        between = []
+        between, sends_back = [], []
         for a, b in pairwise(stages):
             latency = max(self.latency_D[a.device], self.latency_D[b.device])
             rest = self.message_s(a.device, b.device) - latency
             between.append([messages * float(latency + rest * part) for part in parts])
+            sends_back.append(bool(self.gradients_N1[a.stop]))
         return simulate(
             [[forward * part for part in parts] for forward, _ in walks],
             [[backward * part for part in parts] for _, backward in walks],
             len(parts),
             between,
+            sends_back,
         )
 
     def once_s(self, stages: Sequence[Stage]) -> tuple[list[float], float]:
@@ -171,7 +194,8 @@ class StageCosts:
         is_first, is_last = stage.start == 0, stage.stop == self.links
         owned_parts = sum(self.parts) / len(self.owners) * (self.names[stage.device] in self.owners)
         ids, labels = self.work.rows * self.work.length, self.work.supervised
-        between = sum(self.parts) * self.task.message_bytes * ((not is_first) + (not is_last))
+        messages = self.gradients_N1[stage.start] * (not is_first) + (not is_last)
+        between = float(sum(self.parts) * self.task.message_bytes * messages)
         between += self.task.tables.at_both_ends_bytes * (is_first != is_last)
         return between + owned_parts * ID_BYTES * (ids * (not is_first) + labels * (not is_last))
 
@@ -196,40 +220,55 @@ def stage_costs(
     mlp_L = np.append(np.ones(L - 1), last_mlp)
     several = len(profiles) > 1
 
-    def by_link(attention: float, mlp_L: Floats) -> Floats:
-        return np.concatenate(([0.0], np.cumsum(np.stack((np.full(L, attention), mlp_L), 1))))
+    def by_link(attention_L: Floats, mlp_L: Floats) -> Floats:
+        return np.concatenate(([0.0], np.cumsum(np.stack((attention_L, mlp_L), 1))))
 
-    def amounts(per: PerUnit) -> Floats:
-        attention = (per.head * task.heads + per.kv_head * task.kv_heads + per.replicated / 2) / L
-        return by_link(attention, np.full(L, (per.column * task.columns + per.replicated / 2) / L))
+    def amounts(per: PerUnit, among_L: Floats) -> Floats:
+        attention = per.head * task.heads + per.kv_head * task.kv_heads + per.replicated / 2
+        return by_link(attention * among_L, (per.column * task.columns + per.replicated / 2) * among_L)
 
     table_bytes = task.tables.at_both_ends_bytes
+    shared_elements = task.trained.vocab_row * task.vocab_rows
     passing_bytes = 2 * min(CHUNK_BYTES, table_bytes)
     in_first = (np.arange(2 * L + 1) > 0).astype(np.float64)  # what comes with the first link
+    frozen = decoder.frozen_blocks
+    # where a head alone is trained, the last stage has it
+    trained_L = _evenly(L, range(min(frozen, L - 1), L))
+    frozen_L = _evenly(L, range(frozen if job.train == "full" and frozen else L))
+    frozen_bytes = without(task.weights, task.trained, task.stepped_bytes)
+
+    forward_part_D = np.array([p.forward_part for p in profiles])
+    seconds_DN1 = np.stack(
+        [
+            by_link(np.full(L, p.attention_s(task.heads)), p.mlp_s(task.columns) * mlp_L) * p.part_of(size)
+            for p in profiles
+        ]
+    )
     return StageCosts(
         task=task,
         work=measured,
         names=costs.names,
         owners=owners,
         rows=(*[size] * (a_turn // size), *([a_turn % size] if a_turn % size else [])) * len(owners),
-        seconds_DN1=np.stack(
-            [by_link(p.attention_s(task.heads), p.mlp_s(task.columns) * mlp_L) * p.part_of(size) for p in profiles]
-        ),
+        forward_DN1=seconds_DN1 * forward_part_D[:, None],
+        backward_DN1=np.maximum(0.0, seconds_DN1 - seconds_DN1[:, [task.lowest]]) * (1 - forward_part_D[:, None]),
         head_s_D=np.array([head_s(task, p)(task.vocab_rows) * p.part_of(size) for p in profiles]),
-        forward_part_D=np.array([p.forward_part for p in profiles]),
+        forward_part_D=forward_part_D,
         handling_s_D=np.array([_handling_s(p.link, task) if several else 0.0 for p in profiles]),
         latency_D=costs.latency_D,
         s_per_byte_D=costs.s_per_byte_D,
-        weights_N1=amounts(task.weights) + in_first * (task.tables.bytes + 4 * table_bytes + passing_bytes),
+        weights_N1=amounts(frozen_bytes, frozen_L)
+        + task.stepped_bytes * amounts(task.trained, trained_L)
+        + in_first * (task.tables.bytes + task.stepped_bytes * shared_elements + passing_bytes),
         graphs_DN1=np.stack(
             [
-                by_link(p.attention_bytes(task.heads), np.full(L, p.mlp_bytes(task.columns)))
+                by_link(np.full(L, p.attention_bytes(task.heads)), np.full(L, p.mlp_bytes(task.columns)))
                 * scale
                 * task.longest_part
                 for p in profiles
             ]
         ),
-        trained_N1=amounts(task.trained) + in_first * (task.tables.elements + task.trained.vocab_row * task.vocab_rows),
+        trained_N1=amounts(task.trained, trained_L) + in_first * (task.tables.elements + shared_elements),
         optimizer_s_D2=np.array([(p.optimizer_s.alpha, p.optimizer_s.beta) for p in profiles]),
         fixed_D=np.array(
             [
@@ -244,6 +283,11 @@ def stage_costs(
         available_D=costs.available_D,
         links_together=decoder.links_together,
     )
+
+
+def _evenly(count: int, among: range) -> Floats:
+    """``[count]`` parts of one, even among some and 0 elsewhere."""
+    return np.array([(i in among) / max(1, len(among)) for i in range(count)])
 
 
 def predict_stages(costs: StageCosts, stages: Sequence[Stage]) -> Prediction:

@@ -8,6 +8,9 @@ With ``P`` stages, ``M`` micro-batches, walks ``w`` of one of them both ways and
 3. Stage ``s`` walks ``min(P - s, M)`` times forward before it walks back for the first time, and for that the stages
    after it must have walked both ways.
 
+Stages that end below the lowest trained link get no gradient and wait for none: of the first they add their walk
+forward, and the second and third are those of the stages after them.
+
 The stages for which the first is least are found by a dynamic program over links, from the last stage to the first:
 what comes before a stage adds the same to all after it. They are usually the best or next to it. Cuts between them are
 then moved while that helps, and what may still be better is tried by branch and bound.
@@ -71,7 +74,8 @@ class Bounds:
         if (device, after) not in self._ramps:
             forward = min(0.5, self.costs.forward_part_D[device])  # handling messages is half forward
             walked_NN = self.walks_DNN[device] * (forward + (1 - forward) * self.last_part)
-            self._ramps[device, after] = walked_NN + (1 + self.last_part) * self.costs.message_s(device, after)
+            back_N1 = self.last_part * self.costs.gradients_N1
+            self._ramps[device, after] = walked_NN + (1 + back_N1) * self.costs.message_s(device, after)
         return self._ramps[device, after]
 
     def of(self, devices: tuple[int, ...]) -> Floats:
@@ -86,13 +90,14 @@ class Bounds:
         return self._of[devices]
 
     def trip(self, devices: tuple[int, ...]) -> Floats:
-        """``[N + 1]``: in no less time does a whole micro-batch walk the links from the index on, both ways."""
+        """``[N + 1]``: in no less time does a whole micro-batch walk the links from the index on, both ways, as far as
+        stages wait for it to come back."""
         if devices not in self._trips:
             fits_NN = np.isfinite(self.whole_s(devices[0], len(devices)))
-            trip_NN = np.where(fits_NN, self.walks_DNN[devices[0]], np.inf)
+            trip_NN = np.where(fits_NN, self.walks_DNN[devices[0]] * self.costs.gradients_N1, np.inf)
             if len(devices) > 1:
-                message_s = self.costs.message_s(*devices[:2])
-                self._trips[devices] = (trip_NN + 2 * message_s + self.trip(devices[1:])).min(1)
+                messages_N1 = 2 * self.costs.message_s(*devices[:2]) * self.costs.gradients_N1
+                self._trips[devices] = (trip_NN + messages_N1 + self.trip(devices[1:])).min(1)
             else:
                 self._trips[devices] = trip_NN[:, -1]
         return self._trips[devices]
@@ -127,17 +132,24 @@ class Bounds:
         P, M = len(stages), len(parts)
         walks = [costs.walk_s(stage) for stage in stages]
         messages = [costs.message_s(a.device, b.device) for a, b in pairwise(stages)] + [0.0]
+        waits = [bool(costs.gradients_N1[stage.stop]) for stage in stages]
         after = sum(
-            forward + backward + 2 * message for (forward, backward), message in zip(walks, messages, strict=True)
+            wait * (forward + backward + 2 * message)
+            for wait, (forward, backward), message in zip(waits, walks, messages, strict=True)
         )
         before, least = 0.0, self.trips(P) * after
-        for s, (stage, (forward, backward), message) in enumerate(zip(stages, walks, messages, strict=True)):
-            after -= forward + backward
-            ahead = (sum(parts[: min(P - s, M)]) - 1) * forward
+        for s, (stage, wait, (forward, backward), message) in enumerate(
+            zip(stages, waits, walks, messages, strict=True)
+        ):
             whole = float(self.whole_DNN[stage.device, stage.start, stage.stop])
-            least = max(least, before + whole + max(0.0, after - ahead))
-            after -= 2 * message
-            before += forward + message + self.last_part * (backward + message)
+            if wait:
+                after -= forward + backward
+                ahead = (sum(parts[: min(P - s, M)]) - 1) * forward
+                least = max(least, before + whole + max(0.0, after - ahead))
+                after -= 2 * message
+            else:
+                least = max(least, before + whole)
+            before += forward + message + self.last_part * (backward + wait * message)
         return least
 
 
@@ -194,7 +206,8 @@ def shorter_stages(
         after = devices[s + 1 :]
         ramp_N1 = before_s + bounds.ramp_s(device, after[0])[start]
         whole_N1 = before_s + bounds.whole_s(device, P - s)[start]
-        trip_N1 = trip_s + bounds.walks_DNN[device, start] + 2 * costs.message_s(device, after[0])
+        there_and_back_N1 = bounds.walks_DNN[device, start] + 2 * costs.message_s(device, after[0])
+        trip_N1 = trip_s + there_and_back_N1 * costs.gradients_N1
         trips_N1 = bounds.trips(P) * (trip_N1 + bounds.trip(after))
         least_N1 = np.maximum(np.maximum(whole_N1, trips_N1), ramp_N1 + bounds.of(after))
         for stop in np.argsort(least_N1, kind="stable"):

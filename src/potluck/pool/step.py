@@ -10,8 +10,9 @@ from torch import Tensor
 
 from potluck.chain.comm import Comm
 from potluck.errors import PotluckError
+from potluck.job_sections import OptimizerName
 from potluck.models.build import Part
-from potluck.models.optimizer import adamw, scheduled
+from potluck.models.optimizer import optimizer_of, scheduled
 from potluck.pool.gradients import squared_norm, steps_here, sum_partial
 from potluck.pool.micro_batch import exchange
 from potluck.pool.strategies.strategy import Strategy
@@ -35,6 +36,7 @@ class Settings:
     half_batches: int = 2
     checkpointing: bool = False
     seed: int = 0
+    optimizer: OptimizerName = "adamw"
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Stepper:
         self.strategy = strategy or tensor_parallel(part, comm, settings)
         self.held = self.strategy.held
         mine = steps_here(self.held, comm.rank)
-        self.optimizer = adamw(mine, settings.learning_rate, settings.weight_decay)
+        self.optimizer = optimizer_of(mine, settings.optimizer, settings.learning_rate, settings.weight_decay)
         self.done = 0
 
     def step(self, turns: Sequence[Turn]) -> StepReport:

@@ -1,12 +1,13 @@
 """What a plan is for: the size of the model, of a step and of its messages, counted and not measured."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
 from potluck.job import Job
 from potluck.models.families.decoder import Decoder
+from potluck.models.optimizer import MOMENTS
 from potluck.models.sequence_head import trains_hidden
 from potluck.models.targets import match_targets
 from potluck.pool.profile import Work
@@ -84,6 +85,13 @@ class Task:
     """Of the first stream, if they are trained."""
     longest_part: float = 1.0
     """Positions of the longest row by those that graphs were measured at: memory must do for the longest batch."""
+    lowest: int = 0
+    """The lowest link in which something is trained, of the chain's two a block: those below are walked forward alone,
+    and nothing of them is kept. As many as there are links where the head alone is trained."""
+    lowest_sends: bool = True
+    """Whether that link sends a gradient too: where its norm is trained, which comes before the message."""
+    stepped_bytes: float = 16.0
+    """Of a trained element: its value, its gradient, and what the optimizer keeps of it."""
 
     @property
     def head_passes(self) -> float:
@@ -100,12 +108,40 @@ class Task:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
+    @property
+    def graphs(self) -> tuple[int, int]:
+        """Links of attention and of MLP that are walked back, and so keep a graph until then."""
+        return self.layers - (self.lowest + 1) // 2, self.layers - self.lowest // 2
+
+    @property
+    def walks_back(self) -> tuple[float, float]:
+        """The same, by what they compute: see ``mlp_layers``."""
+        attention, mlp = self.graphs
+        return float(attention), max(0.0, mlp - self.layers + self.mlp_layers)
+
+    def both_ways(self, forward_part: float) -> tuple[float, float]:
+        """How many links of attention and of MLP, walked both ways, compute as much as all links are walked."""
+        back = self.walks_back
+        forward = (float(self.layers), self.mlp_layers)
+        attention, mlp = (forward_part * f + (1 - forward_part) * b for f, b in zip(forward, back, strict=True))
+        return attention, mlp
+
+    @property
+    def messages_back(self) -> float:
+        """Messages between pieces of the backward walk of one half-batch; of the last MLP as of a part of one."""
+        attention, mlp = self.walks_back
+        return attention + mlp - (0.0 if self.lowest_sends else min(1.0, attention + mlp))
+
+
+def without(amounts: PerUnit, others: PerUnit, times: float) -> PerUnit:
+    """Amounts less so many times others."""
+    return PerUnit(*(a - times * b for a, b in zip(astuple(amounts), astuple(others), strict=True)))
+
 
 def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_batches: int | None = None) -> Task:
     """Count what a step of the job computes, keeps and sends.
 
-    Biases are counted wherever a model of the family may have them. Adapters on a few blocks only are counted as they
-    are, but time is that of walking back through all blocks.
+    Biases are counted wherever a model of the family may have them.
 
     Args:
         job: the job.
@@ -125,8 +161,10 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
     wire = _ITEM_BYTES[job.wire]
     compute = _ITEM_BYTES[work.dtype]
     exact = max(4, compute)
-    trained, partial, whole = _with_sequence_head(*_trained(job, decoder), job, decoder)
-    tables = _tables(job, decoder, half_batches * (B * S + N), exact)
+    of_chain, lowest = _trained(job, decoder), lowest_link(job, decoder)
+    trained, partial, whole = _with_sequence_head(*of_chain, job, decoder)
+    stepped_bytes = (2 + MOMENTS[job.optimizer]) * exact
+    tables = _tables(job, decoder, half_batches * (B * S + N), exact, stepped_bytes)
     logits = min(_LOGITS_CHUNK_BYTES, max(N, 1) * decoder.head_rows * exact) * (exact + compute) / exact
     return Task(
         layers=len(decoder.layers),
@@ -145,15 +183,18 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
         kv_trained_bytes=trained.kv_head * exact,
         kept_bytes=2 * B * S * D * (exact + wire) * longest_part,
         head_work_bytes=logits + half_batches * N * D * (exact + compute),
-        weights=_weights(decoder, trained, compute, exact, frozen=job.train == "lora"),
+        weights=_weights(decoder, of_chain[0], trained, compute, stepped_bytes, full=job.train == "full"),
         trained=trained,
         checkpointing=work.checkpointing,
         tables=tables,
         longest_part=longest_part,
+        lowest=lowest,
+        lowest_sends=_trains_before(job, decoder),
+        stepped_bytes=stepped_bytes,
     )
 
 
-def _tables(job: Job, decoder: Decoder, tokens: float, exact: int) -> Tables:
+def _tables(job: Job, decoder: Decoder, tokens: float, exact: int, stepped_bytes: float) -> Tables:
     """What trained embeddings take; ``tokens`` are the ids and targets of one micro-batch."""
     if not job.train_embeddings:
         return Tables()
@@ -163,18 +204,47 @@ def _tables(job: Job, decoder: Decoder, tokens: float, exact: int) -> Tables:
     elements = D * (positions + segments + decoder.vocab_size * (not shared))
     return Tables(
         elements=elements,
-        bytes=4 * exact * elements,
+        bytes=stepped_bytes * elements,
         contents_bytes=tokens * ID_BYTES * shared,
         at_both_ends_bytes=D * decoder.vocab_size * exact * shared,
     )
 
 
-def _elements(decoder: Decoder) -> PerUnit:
-    """Elements of the model by unit; the embedding is read from disk row by row and is not held."""
-    D, L = decoder.hidden_size, len(decoder.layers)
+def lowest_link(job: Job, decoder: Decoder) -> int:
+    """The lowest of the chain's links, two a block, in which the job trains something.
+
+    Raises:
+        BadInput: an adapter's target matches nothing.
+    """
+    if job.train == "full":
+        return 2 * decoder.frozen_blocks
+    targets = match_targets(job.lora.targets, decoder.linears, decoder.frozen_linears)
+    of_attention = {*decoder.names.qkv, decoder.names.o}
+    links = (
+        2 * i + (name not in of_attention)
+        for i in range(len(decoder.layers))
+        for name in decoder.cuts
+        if decoder.full_name(i, name) in targets
+    )
+    return min(links, default=2 * len(decoder.layers))
+
+
+def _trains_before(job: Job, decoder: Decoder) -> bool:
+    """Whether the replicated piece of the lowest trained link is trained too, or what comes before it."""
+    first = decoder.frozen_blocks == 0 and decoder.names.embedding_norm is not None
+    return job.train_embeddings or (job.train == "full" and (decoder.names.before_attention is not None or first))
+
+
+def _elements(decoder: Decoder, frozen_blocks: int = 0) -> PerUnit:
+    """Elements of the model, without what is frozen with its first blocks, by unit.
+
+    The embedding is read from disk row by row and is not held.
+    """
+    D, L = decoder.hidden_size, len(decoder.layers) - frozen_blocks
     a_norm = 2 if decoder.norm == "layer" else 1
     norms = len(list(decoder.norm_names())) * a_norm
-    at_ends = sum(name is not None for name in (decoder.names.embedding_norm, decoder.names.last_norm)) * a_norm
+    ends = (None if frozen_blocks else decoder.names.embedding_norm, decoder.names.last_norm)
+    at_ends = sum(name is not None for name in ends) * a_norm
     rows = np.array([decoder.units(name) for name in decoder.cuts])
     biases = np.array([decoder.units(name) for name, cut in decoder.cuts.items() if cut == "column"])
     head, kv_head, column = (L * (rows.sum(0) * D + biases.sum(0))).tolist()
@@ -193,21 +263,26 @@ def _head_norms(decoder: Decoder) -> int:
     return heads * decoder.head_dim
 
 
-def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, frozen: bool) -> PerUnit:
-    """Bytes by unit: frozen weights in the compute dtype; of trained ones the value, its gradient and two moments."""
+def _weights(
+    decoder: Decoder, of_chain: PerUnit, trained: PerUnit, compute: int, stepped_bytes: float, *, full: bool
+) -> PerUnit:
+    """Bytes by unit: frozen weights in the compute dtype; of trained ones the value, its gradient and moments.
+
+    ``of_chain`` is what is trained without a head of whole sequences: without adapters, these are weights themselves.
+    """
     elements = _elements(decoder)
 
-    def held(base: float, stepped: float) -> float:
-        return (base * compute if frozen else 0) + stepped * 4 * exact
+    def held(base: float, itself: float, stepped: float) -> float:
+        return (base - itself * full) * compute + stepped * stepped_bytes
 
     # a trained row is cast, and its gradient found, in the compute dtype, where that is another
-    in_compute = 2 * trained.vocab_row * compute * (compute < exact)
+    in_compute = 2 * trained.vocab_row * compute * (compute < 4)
     return PerUnit(
-        head=held(elements.head, trained.head),
-        kv_head=held(elements.kv_head, trained.kv_head),
-        column=held(elements.column, trained.column),
-        vocab_row=held(0, trained.vocab_row) + in_compute if trained.vocab_row else elements.vocab_row * compute,
-        replicated=held(elements.replicated, trained.replicated),
+        head=held(elements.head, of_chain.head, trained.head),
+        kv_head=held(elements.kv_head, of_chain.kv_head, trained.kv_head),
+        column=held(elements.column, of_chain.column, trained.column),
+        vocab_row=held(elements.vocab_row, of_chain.vocab_row, trained.vocab_row) + in_compute,
+        replicated=held(elements.replicated, of_chain.replicated, trained.replicated),
     )
 
 
@@ -228,12 +303,14 @@ def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
     A head of whole sequences is left out.
     """
     if job.train == "full":
-        elements = _elements(decoder)
-        per_head_norms = len(decoder.layers) * _head_norms(decoder)
+        elements = _elements(decoder, decoder.frozen_blocks)
+        per_head_norms = (len(decoder.layers) - decoder.frozen_blocks) * _head_norms(decoder)
         row = decoder.hidden_size if job.train_embeddings and decoder.embedding_is_head else 0
         by_unit = PerUnit(elements.head, elements.kv_head, elements.column, row, elements.replicated)
         return by_unit, per_head_norms, elements.replicated
-    targets = match_targets(job.lora.targets, decoder.linears)
+    targets = match_targets(job.lora.targets, decoder.linears, decoder.frozen_linears)
+    if not targets:
+        return PerUnit(0, 0, 0, 0, 0), 0, 0
     r = job.lora.rank
     replicated = len(targets) * r * decoder.hidden_size
     rows = np.array([decoder.units(decoder.within_block(target)) for target in targets])

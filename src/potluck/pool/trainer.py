@@ -21,6 +21,7 @@ from potluck.models.memory import trim
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter, copy_beside_weights
 from potluck.models.sequence_head import adapter_targets, is_of_base, modules_to_save, write_sequence_config
+from potluck.models.shapes import check_shapes
 from potluck.models.shards import Need
 from potluck.pool.embeddings import why_not
 from potluck.pool.owner import Feed, read_training_data
@@ -73,6 +74,7 @@ def train(
         counted = {"examples": len(examples), "dropped": encoded.dropped, "cut": encoded.cut}
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
+        check_shapes(checkpoint, decoder)
         lora = job.lora if job.train == "lora" else None
         part = part_for(
             plan,
@@ -132,6 +134,7 @@ def settings_of(job: Job, steps: int) -> Settings:
         half_batches=job.half_batches,
         checkpointing=job.checkpointing,
         seed=job.seed,
+        optimizer=job.optimizer,
     )
 
 
@@ -169,7 +172,7 @@ def save(
         adapters = dict(whole)
         adapted = {name.split(".lora_")[0] for name in adapters if ".lora_" in name}
         of_head = [name for name in adapters if ".lora_" not in name]
-        targets = adapter_targets(job.lora.targets, adapted, decoder)
+        targets = adapter_targets(job.lora.targets, adapted, decoder) if adapted else []
         from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
         base = str(model_dir) if from_gguf else job.model
         config = adapter_config(
@@ -178,6 +181,7 @@ def save(
             targets,
             inputs_first=decoder.inputs_first,
             modules_to_save=modules_to_save(of_head, decoder),
+            blocks=range(decoder.frozen_blocks, len(decoder.layers)) if decoder.frozen_blocks and adapted else (),
         )
         write_adapter(result_dir, adapters, config, chat_template=own_template)
     else:

@@ -9,9 +9,10 @@ from pathlib import Path
 from potluck.classify import has_classifier, in_order_of, score_classifier
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE, METRICS_FILE, Job, dump_job
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_for, read_config
 from potluck.models.precision import torch_dtype
 from potluck.models.save import check_output, replace_directory
+from potluck.models.shapes import check_model
 from potluck.models.source import resolve
 from potluck.models.targets import match_targets
 from potluck.pool.crew import Crew, Gathering, LocalCrew, Manners, check_devices, check_gathering, joined_crew
@@ -81,8 +82,10 @@ def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: M
     config = read_config(model_dir)
     if job.task == "sequence-classification" and not classes_named and has_classifier(model_dir):
         job = job.model_copy(update={"data": in_order_of(config, job.data)})
+    decoder = decoder_for(config, job)
+    check_model(model_dir, decoder)
     if job.train == "lora":
-        match_targets(job.lora.targets, decoder_of(config).linears)  # refused here, before anything slow
+        match_targets(job.lora.targets, decoder.linears, decoder.frozen_linears)  # refused here, before anything slow
     if gathering is None and ranks is None:
         make_plan(job, config)  # as is this
     examples = encode_for(model_dir, train_rows, job.data)  # and this

@@ -116,12 +116,13 @@ def check_job(job: Job, work: Work, where: str) -> None:
     wanted = {
         "train": job.train,
         "checkpointing": job.checkpointing,
+        "optimizer": job.optimizer,
         "a head of whole sequences": job.task != "causal-lm",
         "rows of a half-batch": _half_batch_rows(job, work.rows),
         **({"lora": job.lora} if job.train == "lora" else {}),
         **({"dtype": job.dtype} if job.dtype != "auto" else {}),
     }
-    measured = {**work.model_dump(include={"train", "checkpointing", "dtype"}), "lora": work.lora}
+    measured = {**work.model_dump(include={"train", "checkpointing", "optimizer", "dtype"}), "lora": work.lora}
     measured |= {"rows of a half-batch": work.rows, "a head of whole sequences": work.sequence}
     for name, value in wanted.items():
         if measured[name] != value:

@@ -14,6 +14,7 @@ from potluck.errors import BadInput
 from potluck.job_sections import Data
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
+from potluck.models.shapes import check_shapes
 from potluck.models.source import resolve
 from potluck.models.tables import embedding_tables, head_of
 from potluck.split.agreement import Manifest, agreement_of, differences
@@ -138,6 +139,7 @@ def audit(
     limits = Limits(agreement, decoder.hidden_size, decoder.vocab_size, decoder.max_positions)
     kept = read_examples(contribution_dir, manifest, limits, examples, seed)
     with Checkpoint.open(model_dir) as checkpoint:
+        check_shapes(checkpoint, decoder)
         targets = _targets(contribution_dir, manifest, limits, kept, checkpoint.read(head_of(decoder)))
         inverter = Inverter(
             client_part(checkpoint, decoder, agreement.cut, compute=torch.float32, lora=None, seed=0),

@@ -78,6 +78,7 @@ class StoreBackend:
             longest=limits.max_positions,
             lora=job.lora,
             seed=job.seed,
+            optimizer=job.optimizer,
             learning_rate=job.learning_rate,
             schedule=job.schedule,
             warmup=job.warmup,

@@ -26,7 +26,7 @@ def save_checkpoint(
     Args:
         path: replaced by renaming.
         trained: what is trained.
-        optimizer: AdamW over these tensors.
+        optimizer: over these tensors.
         meta: what else to remember, as JSON.
 
     Raises:

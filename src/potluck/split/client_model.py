@@ -15,6 +15,7 @@ from potluck.models.families.decoder import Decoder
 from potluck.models.fetched import Fetched
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.prefetch import Listed
+from potluck.models.shapes import check_shapes
 from potluck.models.source import resolve
 from potluck.models.tables import tables
 from potluck.split.agreement import agreement_of, differences
@@ -83,6 +84,7 @@ class ClientModel:
             listener.progress("Fetching the model, MiB", done >> 20, total >> 20)
 
         with Checkpoint.open(self.directory, None if self._fetched is None else self._fetched.need) as checkpoint:
+            check_shapes(checkpoint, self.decoder)
             if self._fetched is not None:
                 listed = Listed(checkpoint)
                 client_part(listed, self.decoder, cut, compute=torch.float32, lora=lora, seed=0)

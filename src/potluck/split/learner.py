@@ -13,7 +13,8 @@ from potluck.chain.comm import Comm
 from potluck.chain.loss import Head, Targets, cross_entropy
 from potluck.chain.piece import At
 from potluck.errors import PotluckError
-from potluck.models.optimizer import adamw, scheduled
+from potluck.job_sections import OptimizerName
+from potluck.models.optimizer import optimizer_of, scheduled
 from potluck.split.parts import SplitPart
 
 if TYPE_CHECKING:  # clients know how steps are taken, and have no use for the library
@@ -34,6 +35,7 @@ class Recipe:
     weight_decay: float
     clip: float
     seed: int
+    optimizer: OptimizerName = "adamw"
 
     @classmethod
     def of(cls, source: "Job | Terms", steps: int) -> Self:
@@ -79,7 +81,7 @@ class Learner:
         self._accelerator = accelerator
         self._module: nn.Module = part.module if accelerator is None else accelerator.prepare(part.module)
         self._trained = [t.local for t in part.trained]
-        self.optimizer = adamw(self._trained, recipe.learning_rate, recipe.weight_decay)
+        self.optimizer = optimizer_of(self._trained, recipe.optimizer, recipe.learning_rate, recipe.weight_decay)
         self.device = self._trained[0].device if self._trained else torch.device("cpu")
 
     @property

@@ -9,6 +9,7 @@ from potluck.job import Job
 from potluck.job_sections import Split
 from potluck.models.families import decoder_of, read_config
 from potluck.models.families.decoder import Decoder
+from potluck.models.shapes import check_model
 from potluck.models.source import resolve
 from potluck.models.targets import match_targets
 from potluck.split.agreement import Agreement, agreement_of
@@ -59,6 +60,7 @@ def settle(job: Job, listener: SplitListener) -> Settled:
     model_dir = resolve(job.model, tell=listener.tell)
     decoder = decoder_of(read_config(model_dir))
     check_cut(decoder, split.cut)
+    check_model(model_dir, decoder)
     match_targets(job.lora.targets, decoder.linears)
     own_template(job)
     files = ModelFiles(model_dir)

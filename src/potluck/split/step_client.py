@@ -14,7 +14,7 @@ from potluck.chain.comm import Comm
 from potluck.chain.loss import Head, Targets, cross_entropy
 from potluck.chain.piece import At
 from potluck.errors import PotluckError
-from potluck.models.optimizer import adamw
+from potluck.models.optimizer import optimizer_of
 from potluck.split.client_data import ClientData
 from potluck.split.client_model import ClientModel
 from potluck.split.encoding import encode_rows
@@ -86,7 +86,8 @@ class _Stay:
         self._table = TargetTable() if self.terms.split.targets == "embeddings" else None
         self._trained = [t.local for t in self.part.part.trained]
         self._recipe = Recipe.of(self.terms, steps=1)
-        self._optimizer = adamw(self._trained, self._recipe.learning_rate, self._recipe.weight_decay)
+        recipe = self._recipe
+        self._optimizer = optimizer_of(self._trained, recipe.optimizer, recipe.learning_rate, recipe.weight_decay)
 
     def begin(self) -> list[int]:
         """Tell what this client brings, and its tables; how many of its examples each step takes."""

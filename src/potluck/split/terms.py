@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.errors import BadInput, from_outside
-from potluck.job_sections import Data, Lora, Split
+from potluck.job_sections import Data, Lora, OptimizerName, Split
 from potluck.split.agreement import Agreement
 
 QUALITY_FILE = "quality.json"
@@ -31,6 +31,7 @@ class Terms(BaseModel):
     """Positions an example may have."""
     lora: Lora
     seed: int
+    optimizer: OptimizerName
     learning_rate: float
     schedule: str
     warmup: float

@@ -83,9 +83,25 @@ def decoder_for(config: PretrainedConfig, job: Job) -> Decoder:
     """The description of this model for the job's task.
 
     Raises:
-        BadInput: the family is not supported, or cannot do the task.
+        BadInput: the family is not supported, or cannot do the task; or nothing would be trained.
     """
-    return for_task(decoder_of(config), sequence_of(job))
+    return with_frozen(for_task(decoder_of(config), sequence_of(job)), job.frozen_blocks)
+
+
+def with_frozen(decoder: Decoder, blocks: int) -> Decoder:
+    """The description with its first ``blocks`` blocks frozen; all of them, where a head is trained.
+
+    Raises:
+        BadInput: the model has fewer, or nothing would be trained.
+    """
+    most = len(decoder.layers) - (decoder.sequence is None)
+    if blocks > most:
+        trained = ", one of which must be trained" if decoder.sequence is None else ""
+        raise BadInput(
+            f"frozen_blocks is {blocks}, but the model has {len(decoder.layers)} blocks{trained}: 0 to {most} can be"
+            " frozen."
+        )
+    return replace(decoder, frozen_blocks=blocks)
 
 
 def sequence_of(job: Job) -> SequenceHead | None:
@@ -114,6 +130,14 @@ def for_task(decoder: Decoder, sequence: SequenceHead | None) -> Decoder:
             " loaded: use task: causal-lm, or another model."
         )
     return replace(decoder, sequence=sequence)
+
+
+def known(config: PretrainedConfig) -> Decoder | None:
+    """The description of this model; None where potluck does not know it, as it need not to use it."""
+    try:
+        return decoder_of(config)
+    except BadInput:
+        return None
 
 
 def names_of(config: PretrainedConfig) -> Names:

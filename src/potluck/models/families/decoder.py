@@ -129,6 +129,8 @@ class Decoder:
     """Standard deviation of a new head's weights."""
     sequence: SequenceHead | None = None
     """What the model is to tell of whole sequences; None where it says tokens."""
+    frozen_blocks: int = 0
+    """So many of the first blocks, and all that lies before them, are not trained."""
 
     @property
     def embedding_is_head(self) -> bool:
@@ -155,7 +157,20 @@ class Decoder:
     @property
     def linears(self) -> list[str]:
         """Full names of all linears that can be trained, in order."""
-        return [self.full_name(i, name) for i in range(len(self.layers)) for name in self.cuts]
+        return [self.full_name(i, name) for i in range(self.frozen_blocks, len(self.layers)) for name in self.cuts]
+
+    @property
+    def frozen_linears(self) -> list[str]:
+        """Full names of those in frozen blocks."""
+        return [self.full_name(i, name) for i in range(self.frozen_blocks) for name in self.cuts]
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """What the names of all tensors begin with that are frozen with the first blocks."""
+        if not self.frozen_blocks:
+            return ()
+        before = () if self.names.embedding_norm is None else (f"{self.names.embedding_norm}.",)
+        return (*before, *(self.full_name(i, "") for i in range(self.frozen_blocks)))
 
     def full_name(self, i: int, name: str) -> str:
         """The full name of what block ``i`` calls ``name``."""

@@ -157,7 +157,6 @@ class _Step:
             types_BS = [_types(each) for each in self._wholes]
             self._segments = Delivery(comm, owners, types_BS, shapes_BS, place.ranks[0], _SEGMENTS)
         shapes_BSD = [(B, S, part.hidden_size) for B, S in shapes_BS]
-        self._trained = pipeline.trained_before or bool(part.chain.trained)
         self._x_in = self._x_out = self._gradients_in = self._gradients_out = None
         ahead = len(place.ranks) - place.stage  # by so many walks at most is this stage ahead of one beside it
         if place.before is not None:
@@ -166,7 +165,7 @@ class _Step:
                 self._gradients_out = Outbox(comm, place.before, _GRADIENT, most=ahead + 1)
         if place.after is not None:
             self._x_out = Outbox(comm, place.after, _STREAM, most=ahead)
-            if self._trained:
+            if pipeline.trained_before or part.chain.trained:
                 self._gradients_in = Inbox(comm, place.after, _GRADIENT, shapes_BSD, part.stream)
         self._visits: dict[int, _Visit] = {}
         self._loss = torch.zeros((), dtype=torch.float64)
@@ -189,14 +188,14 @@ class _Step:
             out_grad = self._loss_gradient(out.detach(), self._labels.take(m))
         else:
             self._x_out.put(out)
-        if self._trained:
+        if out.requires_grad:  # not where a head alone is trained
             self._visits[m] = _Visit(x_BSD, get_gradient_edge(out), out_grad, ids_BS, types_BS)
 
     def backward(self, m: int) -> None:
         """Walk one micro-batch back, adding to gradients of what is trained, and send what remains."""
-        if not self._trained:
+        visit = self._visits.pop(m, None)
+        if visit is None:
             return
-        visit = self._visits.pop(m)
         out_grad = visit.out_grad
         if self._gradients_in is not None:
             out_grad = self._gradients_in.take().to(self._pipeline.part.stream)
