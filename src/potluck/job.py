@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from potluck.errors import BadInput
-from potluck.job_sections import Data, Lora, Section, Shares, Split, Task, spelt
+from potluck.job_sections import IA3, Adapter, Data, Lora, Section, Shares, Split, Task, Train, adapter_of, spelt
 
 JOB_FILE = "job.yaml"
 """The resolved job, beside a result."""
@@ -34,8 +34,10 @@ class Job(Section):
     """Directory of the result; must be empty or absent unless ``overwrite``."""
     overwrite: bool = False
 
-    train: Literal["lora", "full"] = "lora"
+    train: Train = "lora"
+    """``lora`` and ``ia3``: adapters, as the section of that name says; ``full``: the model itself."""
     lora: Lora = Lora()
+    ia3: IA3 = IA3()
     split: Split | None = None
     """Clients and a server (``potluck serve``); left out, devices train together (``potluck tune``)."""
 
@@ -78,6 +80,11 @@ class Job(Section):
     """Recompute each piece in the backward walk instead of keeping its activations."""
     seed: int = 0
 
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is trained beside the model; None where that is the model itself."""
+        return adapter_of(self.train, self.lora, self.ia3)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
@@ -85,7 +92,7 @@ class Job(Section):
         if self.split is None and not self.data.train:
             raise ValueError("data.train names no examples; only a job with a 'split' section goes without")
         if self.split is not None and self.train == "full":
-            raise ValueError("split trains adapters: train: lora")
+            raise ValueError("split trains adapters: train: lora or train: ia3")
         self._check_task()
         for source in self._replaced_sources():
             raise ValueError(

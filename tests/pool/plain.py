@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -111,25 +111,29 @@ def plain_run(
     alpha: float = 8.0,
     learning_rate: float = 1e-2,
     clip: float = 0.5,
+    adapter: PeftConfig | None = None,
 ) -> PlainRun:
-    """Train by the book; ``targets`` None is full fine-tuning with frozen embeddings."""
+    """Train by the book; ``targets`` None is full fine-tuning with frozen embeddings, unless there is an adapter."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="by-the-book")
     if targets is not None:
         modules = "all-linear" if targets == ["all-linear"] else targets
         model = get_peft_model(
             model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, task_type="CAUSAL_LM")
         )
+    elif adapter is not None:
+        model = get_peft_model(model, adapter)
+    adapted = targets is not None or adapter is not None
     trained = {}
     for name, parameter in model.named_parameters():
         plain = name.removeprefix("base_model.model.").replace(".default", "")
-        parameter.requires_grad_("lora_" in name if targets is not None else is_inner(name))
+        parameter.requires_grad_(("lora_" in name or "ia3_" in name) if adapted else is_inner(name))
         if parameter.requires_grad:
             trained[plain] = parameter
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for parameter in trained.values():
+        for name, parameter in trained.items():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
-            parameter.copy_(parameter + noise if targets is None else noise)
+            parameter.copy_(noise if "lora_A" in name or "lora_B" in name else parameter + noise)
     initial = {name: p.detach().clone() for name, p in trained.items()}
     optimizer = torch.optim.AdamW(trained.values(), lr=learning_rate, weight_decay=0.0)
     losses, gradients = [], {}

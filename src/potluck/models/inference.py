@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from potluck.errors import BadInput
-from potluck.models.adapter import read_tensors
+from potluck.models.adapter import read_config, read_tensors
 from potluck.models.generate import quiet
 
 _REGRESSION = "regression"
@@ -49,7 +49,9 @@ def _loaded(
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BadInput(f"{model_dir} cannot be loaded: {_one_line(error)}.") from error
         if adapter is not None:
-            model = _with_adapter(model, adapter).to(dtype)
+            model = _with_adapter(model, adapter)
+            # vectors hardly differ from one: in bfloat16 most of what they learned would be gone
+            model = model if read_config(adapter)["peft_type"] == "IA3" else model.to(dtype)
     model.requires_grad_(False)
     evaluated: PreTrainedModel = model.eval()
     return evaluated

@@ -121,13 +121,12 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         return
     fetched = _model(spec, with_tokenizer=spec.owns)
     decoder = decoder_for(read_config(fetched.directory), job)
-    lora = job.lora if job.train == "lora" else None
 
     def progress(done: int, total: int) -> None:
         emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
 
     with Checkpoint.open(fetched.directory, fetched.need) as checkpoint:
-        prefetch_for(plan, spec.rank, checkpoint, decoder, lora, owns=spec.owns, progress=progress)
+        prefetch_for(plan, spec.rank, checkpoint, decoder, job.adapter, owns=spec.owns, progress=progress)
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
     comm, _ = _comm(spec, job, make_group)
     train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from potluck.job import Job
+from potluck.job_sections import IA3
 from potluck.models.families.decoder import Decoder
 from potluck.models.sequence_head import trains_hidden
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.pool.profile import Work
 
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
@@ -122,7 +123,7 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
         kv_trained_bytes=trained.kv_head * exact,
         kept_bytes=2 * B * S * D * (exact + wire) * longest_part,
         head_work_bytes=logits + half_batches * N * D * (exact + compute),
-        weights=_weights(decoder, trained, compute, exact, frozen=job.train == "lora"),
+        weights=_weights(decoder, trained, compute, exact, frozen=job.train != "full"),
         trained=trained,
         checkpointing=work.checkpointing,
         longest_part=longest_part,
@@ -185,14 +186,20 @@ def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
 
     A head of whole sequences is left out.
     """
-    if job.train == "full":
+    adapter = job.adapter
+    if adapter is None:
         elements = _elements(decoder)
         per_head_norms = len(decoder.layers) * _head_norms(decoder)
         by_unit = PerUnit(elements.head, elements.kv_head, elements.column, 0, elements.replicated)
         return by_unit, per_head_norms, elements.replicated
-    targets = match_targets(job.lora.targets, decoder.linears)
-    r = job.lora.rank
-    replicated = len(targets) * r * decoder.hidden_size
-    rows = np.array([decoder.units(decoder.within_block(target)) for target in targets])
-    head, kv_head, column = (r * rows.sum(0)).tolist()
+    names = [decoder.within_block(target) for target in targets_of(adapter, decoder)]
+    rows = np.array([decoder.units(name) for name in names]).reshape(-1, 3)
+    if isinstance(adapter, IA3):
+        head, kv_head, column = rows.sum(0).tolist()
+        return PerUnit(head, kv_head, column, 0, 0), 0, 0
+    r = adapter.rank
+    magnitudes = np.array([adapter.use_dora and decoder.cuts[name] == "column" for name in names])
+    head, kv_head, column = ((r + magnitudes[:, None]) * rows).sum(0).tolist()
+    replicated = len(names) * r * decoder.hidden_size
+    replicated += adapter.use_dora * int((~magnitudes).sum()) * decoder.hidden_size
     return PerUnit(head, kv_head, column, 0, replicated), replicated, replicated

@@ -6,14 +6,15 @@ import torch
 
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
-from potluck.job_sections import Lora
+from potluck.errors import BadInput
+from potluck.job_sections import Adapter
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
 from potluck.models.prefetch import prefetch
 from potluck.models.tables import embedding_tables, tables
 from potluck.models.weights import Weights
-from potluck.pool.plan import Plan
+from potluck.pool.plan import Plan, divides_rows
 from potluck.pool.step import Settings, tensor_parallel
 from potluck.pool.strategies.data import DataParallel
 from potluck.pool.strategies.pipeline import Pipeline
@@ -27,7 +28,7 @@ def part_for(
     decoder: Decoder,
     *,
     compute: torch.dtype,
-    lora: Lora | None,
+    lora: Adapter | None,
     seed: int,
 ) -> Part:
     """What ``rank`` holds by a plan: its cuts of every link, whole links of its own, or the whole model.
@@ -42,7 +43,7 @@ def part_for(
         seed: from which adapters are drawn.
 
     Raises:
-        BadInput: a target matches nothing.
+        BadInput: a target matches nothing, or the adapter cannot be cut so.
     """
     device = plan.devices[rank]
     if device.links is not None:
@@ -52,6 +53,8 @@ def part_for(
         )
     if plan.strategy == "data":
         return build_part(weights, decoder, [device.share], 0, compute=compute, lora=lora, seed=seed)
+    if len(plan.devices) > 1 and (divided := divides_rows(lora, decoder)):
+        raise BadInput(f"strategy: '{plan.strategy}' is not possible: {divided}")
     return build_part(weights, decoder, plan.shares, rank, compute=compute, lora=lora, seed=seed)
 
 
@@ -99,7 +102,7 @@ def prefetch_for(
     rank: int,
     checkpoint: Checkpoint,
     decoder: Decoder,
-    lora: Lora | None,
+    lora: Adapter | None,
     *,
     owns: bool,
     progress: Callable[[int, int], None],
