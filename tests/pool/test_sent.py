@@ -1,7 +1,8 @@
 """Bytes that a plan predicts for each device, against those that a step sends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,33 +37,46 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(config("llama", num_hidden_layers=4), tmp_path_factory.mktemp("model"))
 
 
-def planned(strategy: str, owners: Sequence[str], stays: bool) -> tuple[Plan, Prediction]:
+def planned(strategy: str, owners: Sequence[str], stays: bool, fields: Mapping[str, Any]) -> tuple[Plan, Prediction]:
     shape = config("llama", num_hidden_layers=4)
     measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH)
     measured = measured.model_copy(update={"supervised": measured.rows * (LENGTH - 1)})
     pool = [profile(f"d{i}", speed=1 + i / 9, of=measured) for i in range(3)]
-    found = plans(job(batch_size=ROWS, data_stays=stays), decoder_of(shape), measured, pool, owners[1:])
+    found = plans(job(batch_size=ROWS, data_stays=stays, **fields), decoder_of(shape), measured, pool, owners[1:])
     (candidate,) = [c for c in found if c.strategy == strategy and c.feasible]
     assert candidate.plan is not None
     assert candidate.prediction is not None
     return candidate.plan, candidate.prediction
 
 
+LORA: dict[str, Any] = {}
+DORA: dict[str, Any] = {"lora": {"use_dora": True}}
+DORA_OF_COLUMNS: dict[str, Any] = {"lora": {"use_dora": True, "targets": ["q_proj", "v_proj", "up_proj"]}}
+IA3: dict[str, Any] = {"train": "ia3"}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "owners", "stays"),
+    ("strategy", "owners", "stays", "fields"),
     [
-        ("tensor-uniform", ["d0"], True),
-        ("tensor-uniform", ["d0", "d2"], True),
-        ("pipeline", ["d0"], False),
-        ("pipeline-uniform", ["d0", "d1"], False),
-        ("data", ["d0"], False),
-        ("data", ["d0", "d2"], True),
+        ("tensor-uniform", ["d0"], True, LORA),
+        ("tensor-uniform", ["d0", "d2"], True, LORA),
+        ("tensor-uniform", ["d0"], True, DORA_OF_COLUMNS),
+        ("tensor-uniform", ["d0", "d2"], True, IA3),
+        ("pipeline", ["d0"], False, LORA),
+        ("pipeline", ["d0"], False, DORA),
+        ("pipeline-uniform", ["d0", "d1"], False, LORA),
+        ("data", ["d0"], False, LORA),
+        ("data", ["d0"], False, DORA),
+        ("data", ["d0"], False, IA3),
+        ("data", ["d0", "d2"], True, LORA),
     ],
 )
-def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: bool, model: Path) -> None:
-    plan, prediction = planned(strategy, owners, stays)
+def test_as_many_bytes_as_predicted(
+    strategy: str, owners: list[str], stays: bool, fields: dict[str, Any], model: Path
+) -> None:
+    plan, prediction = planned(strategy, owners, stays, fields)
     names = [device.name for device in plan.devices]
-    the_job = job()
+    the_job = job(**fields)
     size = rows_dealt_at_once(plan) or ROWS
     a_turn = padded(ROWS // len(owners))
 
@@ -73,7 +87,7 @@ def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: boo
     def body(comm: Comm) -> int:
         with Checkpoint.open(model) as checkpoint:
             decoder = decoder_of(config("llama", num_hidden_layers=4))
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=the_job.lora, seed=0)
+            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=the_job.adapter, seed=0)
             settings = Settings(steps=1, learning_rate=1e-3, clip=1.0)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
             whose = [names.index(owner) for owner in owners]
@@ -82,4 +96,6 @@ def test_as_many_bytes_as_predicted(strategy: str, owners: list[str], stays: boo
 
     sent = run_world(len(names), body)
     for device, actual in zip(prediction.devices, sent, strict=True):
-        assert device.bytes_sent == pytest.approx(actual, rel=0.1), (device.name, actual, device.bytes_sent)
+        # vectors are as small as layouts, norm and clocks, which are not counted
+        uncounted = 8192 if strategy == "data" and the_job.train == "ia3" else 0
+        assert device.bytes_sent == pytest.approx(actual, rel=0.1, abs=uncounted), (device.name, actual)

@@ -199,9 +199,15 @@ def divides_rows(adapter: Adapter | None, model: Decoder) -> str:
         return ""
     return (
         f"lora.use_dora norms whole rows of weights, and devices would each have a part of every row of"
-        f" {listed([name.rpartition('.')[2] for name in divided])}. Leave these out of lora.targets, or take strategy"
+        f" {listed(_told_apart(divided))}. Leave these out of lora.targets, or take strategy"
         " 'single', 'pipeline' or 'data'."
     )
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Last parts of the names of a block's linears, if these are different."""
+    ends = [name.rpartition(".")[2] for name in names]
+    return ends if len(set(ends)) == len(ends) else list(names)
 
 
 def _to_ends(owner: str, ends: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from potluck.job import Job
-from potluck.job_sections import IA3
+from potluck.job_sections import IA3, Lora
 from potluck.models.families.decoder import Decoder
 from potluck.models.sequence_head import trains_hidden
 from potluck.models.targets import targets_of
@@ -123,7 +123,7 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
         kv_trained_bytes=trained.kv_head * exact,
         kept_bytes=2 * B * S * D * (exact + wire) * longest_part,
         head_work_bytes=logits + half_batches * N * D * (exact + compute),
-        weights=_weights(decoder, trained, compute, exact, frozen=job.train != "full"),
+        weights=_weights(job, decoder, trained, compute, exact),
         trained=trained,
         checkpointing=work.checkpointing,
         longest_part=longest_part,
@@ -154,20 +154,36 @@ def _head_norms(decoder: Decoder) -> int:
     return heads * decoder.head_dim
 
 
-def _weights(decoder: Decoder, trained: PerUnit, compute: int, exact: int, *, frozen: bool) -> PerUnit:
+def _weights(job: Job, decoder: Decoder, trained: PerUnit, compute: int, exact: int) -> PerUnit:
     """Bytes by unit: frozen weights in the compute dtype; of trained ones the value, its gradient and two moments."""
-    elements = _elements(decoder)
+    elements, squares = _elements(decoder), _squares(job, decoder)
+    frozen = job.train != "full"
 
-    def held(base: float, stepped: float) -> float:
-        return (base * compute if frozen else 0) + stepped * 4 * exact
+    def held(base: float, stepped: float, more: float) -> float:
+        return (base * compute if frozen else 0) + (stepped * 4 + more) * exact
 
     return PerUnit(
-        head=held(elements.head, trained.head),
-        kv_head=held(elements.kv_head, trained.kv_head),
-        column=held(elements.column, trained.column),
+        head=held(elements.head, trained.head, squares.head),
+        kv_head=held(elements.kv_head, trained.kv_head, squares.kv_head),
+        column=held(elements.column, trained.column, squares.column),
         vocab_row=elements.vocab_row * compute,
-        replicated=held(elements.replicated, trained.replicated),
+        replicated=held(elements.replicated, trained.replicated, squares.replicated),
     )
+
+
+def _squares(job: Job, decoder: Decoder) -> PerUnit:
+    """What DoRA keeps of frozen weights: a number for each row of linears over one input, where one is adapted."""
+    head = kv_head = column = replicated = 0
+    if isinstance(job.adapter, Lora) and job.adapter.use_dora:
+        targets, names = targets_of(job.adapter, decoder), decoder.names
+        for i in range(len(decoder.layers)):
+            for group in (names.qkv, names.into):
+                if targets.intersection(decoder.full_name(i, name) for name in group):
+                    units = np.array([decoder.units(name) for name in group]).sum(0)
+                    head, kv_head, column = head + int(units[0]), kv_head + int(units[1]), column + int(units[2])
+            rows = targets.intersection({decoder.full_name(i, names.o), decoder.full_name(i, names.out)})
+            replicated += len(rows) * decoder.hidden_size
+    return PerUnit(head, kv_head, column, 0, replicated)
 
 
 def _with_sequence_head(
