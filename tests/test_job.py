@@ -6,7 +6,7 @@ import pytest
 
 from potluck.errors import BadInput
 from potluck.job import Job, dump_job, load_job, parse_job
-from potluck.job_sections import Data
+from potluck.job_sections import IA3, Data, Lora
 
 
 def written(directory: Path, line: str) -> Path:
@@ -67,6 +67,25 @@ def test_embeddings_are_trained_with_all_else(fields: dict[str, object], sentenc
     with pytest.raises(BadInput, match=sentence):
         parse_job(content | fields)
     assert parse_job(content | {"train": "full"}).train_embeddings
+
+
+def test_what_is_trained_beside_the_model() -> None:
+    content: dict[str, object] = {"model": "m", "data": {"train": "a.jsonl"}, "output": "out"}
+    assert parse_job(content).adapter == Lora()
+    job = parse_job({**content, "train": "ia3", "ia3": {"targets": "k_proj"}})
+    assert job.adapter == IA3(targets=["k_proj"])
+    assert parse_job({**content, "train": "full"}).adapter is None
+    with pytest.raises(BadInput, match=r"train: Input should be 'lora', 'ia3' or 'full'"):
+        parse_job({**content, "train": "dora"})
+    with pytest.raises(BadInput, match=r"ia3\.rank: Extra inputs"):
+        parse_job({**content, "ia3": {"rank": 4}})
+    with pytest.raises(BadInput, match=r"split trains adapters: train: lora or train: ia3"):
+        parse_job({**content, "train": "full", "split": {}})
+
+
+def test_the_scale_of_adapters() -> None:
+    assert Lora(rank=16, alpha=8).scale == 8 / 16
+    assert Lora(rank=16, alpha=8, use_rslora=True).scale == 8 / 4
 
 
 def classified(**data: object) -> dict[str, object]:

@@ -13,7 +13,7 @@ from potluck.errors import BadInput, DeviceLost, PotluckError, SaveFailed
 
 if TYPE_CHECKING:
     from potluck.job import Job, load_job
-    from potluck.job_sections import Data, Lora, Shares, Split
+    from potluck.job_sections import IA3, Data, Lora, Shares, Split
     from potluck.models.evaluate import Scores
     from potluck.models.evaluate_classes import ClassScores
     from potluck.pool.crew import Gathering, Manners
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "IA3",
     "BadInput",
     "ClassScores",
     "Client",
@@ -79,6 +80,7 @@ _HOMES = {
     "Guest": "potluck.pool.join",
     "Job": "potluck.job",
     "Listener": "potluck.pool.listener",
+    "IA3": "potluck.job_sections",
     "Lora": "potluck.job_sections",
     "Manners": "potluck.pool.crew",
     "Result": "potluck.pool.result",

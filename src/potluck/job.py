@@ -13,7 +13,20 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from potluck.errors import BadInput
-from potluck.job_sections import Data, Lora, OptimizerName, Section, Shares, Split, Task, spelt
+from potluck.job_sections import (
+    IA3,
+    Adapter,
+    Data,
+    Lora,
+    OptimizerName,
+    Section,
+    Shares,
+    Split,
+    Task,
+    Train,
+    adapter_of,
+    spelt,
+)
 
 JOB_FILE = "job.yaml"
 """The resolved job, beside a result."""
@@ -34,11 +47,13 @@ class Job(Section):
     """Directory of the result; must be empty or absent unless ``overwrite``."""
     overwrite: bool = False
 
-    train: Literal["lora", "full"] = "lora"
+    train: Train = "lora"
+    """``lora`` and ``ia3``: adapters, as the section of that name says; ``full``: the model itself."""
+    lora: Lora = Lora()
+    ia3: IA3 = IA3()
     train_embeddings: bool = False
     """With ``train: full``, the embedding tables too: of tokens, positions and segments. An LM head that is the token
     table is trained with it; one of its own stays as it is."""
-    lora: Lora = Lora()
     frozen_blocks: Annotated[int, Field(ge=0)] = 0
     """So many of the model's first blocks stay as they are."""
     split: Split | None = None
@@ -87,6 +102,11 @@ class Job(Section):
     """Recompute each piece in the backward walk instead of keeping its activations."""
     seed: int = 0
 
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is trained beside the model; None where that is the model itself."""
+        return adapter_of(self.train, self.lora, self.ia3)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
@@ -101,7 +121,7 @@ class Job(Section):
                 " not made"
             )
         if self.split is not None and self.train == "full":
-            raise ValueError("split trains adapters: train: lora")
+            raise ValueError("split trains adapters: train: lora or train: ia3")
         if self.train_embeddings and self.frozen_blocks:
             raise ValueError("train_embeddings and frozen_blocks exclude each other: embeddings lie below all blocks")
         if self.split is not None and self.frozen_blocks:

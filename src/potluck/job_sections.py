@@ -1,5 +1,6 @@
 """The sections of a job file, and what their fields may be."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -83,6 +84,33 @@ class Lora(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = ["all-linear"]
     """``all-linear``, or names of linears such as ``q_proj``, ``down_proj``."""
+    use_rslora: bool = False
+    """Scale by ``alpha / sqrt(rank)`` in place of ``alpha / rank`` (Kalajdzievski, 2023): large ranks learn as fast."""
+    use_dora: bool = False
+    """Train a magnitude of each output beside the adapter, which then turns its row of weights (DoRA, Liu et al.,
+    2024)."""
+
+    @property
+    def scale(self) -> float:
+        """What ``B A`` is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
+class IA3(Section):
+    """Vectors that scale what linears give, or what they are given: (IA)^3 (Liu et al., 2022), in PEFT's format."""
+
+    targets: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = ["auto"]
+    """``auto``: key and value (the one linear that gives both, where a family has such) and the MLP's second linear;
+    ``all-linear``; or names of linears."""
+
+
+Train = Literal["lora", "ia3", "full"]
+Adapter = Lora | IA3
+
+
+def adapter_of(train: Train, lora: Lora, ia3: IA3) -> Adapter | None:
+    """What is trained beside the model; None where that is the model itself."""
+    return {"lora": lora, "ia3": ia3, "full": None}[train]
 
 
 class Shares(Section):

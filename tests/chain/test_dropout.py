@@ -9,7 +9,8 @@ from torch import Tensor
 from pool.tiny import batch, config, save_tiny, shares
 from potluck.chain.attention import Attention
 from potluck.chain.comm import Comm
-from potluck.chain.linear import CutLinears, LoraPart
+from potluck.chain.linear import CutLinears
+from potluck.chain.low_rank import LoraPart
 from potluck.chain.piece import At
 from potluck.job_sections import Lora
 from potluck.models.build import build_part

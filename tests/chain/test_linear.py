@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from potluck.chain.linear import CutLinears, LoraPart
+from potluck.chain.linear import CutLinears
+from potluck.chain.low_rank import LoraPart
 from potluck.chain.piece import At
 
 HERE = At(seed=3, step=1, micro_batch=0, half=1)

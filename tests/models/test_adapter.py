@@ -79,8 +79,8 @@ def test_what_is_no_adapter_is_said(tmp_path: Path) -> None:
     config.write_text("{")
     with pytest.raises(BadInput, match="as JSON"):
         read_config(tmp_path)
-    config.write_text('{"peft_type": "IA3"}')
-    with pytest.raises(BadInput, match="'IA3'; only LORA"):
+    config.write_text('{"peft_type": "LOHA"}')
+    with pytest.raises(BadInput, match="'LOHA'; only LORA and IA3"):
         read_config(tmp_path)
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(b"12345678")

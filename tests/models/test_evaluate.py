@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import IA3Config, get_peft_model
 from tiny_models import LINEARS, save_tiny, tiny_llama, with_lora, word_tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -227,6 +228,21 @@ def test_loading_quietly_with_and_without_adapter(tmp_path: Path, capfd: pytest.
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_vectors_are_not_rounded_with_the_model(tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base", dtype=torch.bfloat16)
+    config = IA3Config(target_modules=LINEARS, feedforward_modules=["o_proj", "down_proj"], task_type="CAUSAL_LM")
+    adapted: Any = get_peft_model(tiny_llama(), config)
+    for name, parameter in adapted.named_parameters():
+        if "ia3_l" in name:
+            parameter.data.add_(2.0**-10)
+    adapted.save_pretrained(tmp_path / "adapter")
+    loaded = load_for_inference(base, tmp_path / "adapter", torch.bfloat16)
+    vectors = [parameter for name, parameter in loaded.named_parameters() if "ia3_l" in name]
+    assert len(vectors) == 2 * len(LINEARS)
+    assert all(bool((vector == 1 + 2.0**-10).all()) for vector in vectors)
+    assert loaded(torch.tensor([[1, 5, 9]])).logits.dtype == torch.bfloat16
 
 
 def test_an_adapter_must_fit_wholly(tmp_path: Path) -> None:

@@ -95,7 +95,12 @@ def test_what_cannot_be_merged_is_said_and_nothing_written(tmp_path: Path) -> No
             merge(adapter, base, output, overwrite=False)
         assert not output.exists()
 
-    refused(save_adapter(tmp_path / "dora", ["q_proj"], use_dora=True), "uses use_dora")
+    short = save_adapter(tmp_path / "dora", ["q_proj"], use_dora=True)
+    lacking = {
+        n: t for n, t in read_tensors(short).items() if n != "model.layers.1.self_attn.q_proj.lora_magnitude_vector"
+    }
+    write_adapter(short, lacking, read_config(short))
+    refused(short, r"lacks model\.layers\.1\.self_attn\.q_proj\.lora_magnitude_vector")
     refused(save_adapter(tmp_path / "bias", ["q_proj"], bias="all"), "uses bias")
     refused(save_adapter(tmp_path / "head", ["lm_head"]), "adapts lm_head, which has no weight of its own")
     refused(save_adapter(tmp_path / "embedding", ["embed_tokens"]), r"embed_tokens\.lora_embedding_A is no half")

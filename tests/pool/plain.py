@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -133,8 +133,10 @@ def plain_run(
     frozen: Sequence[str] = (),
     optimizer: str = "adamw",
     weight_decay: float = 0.0,
+    adapter: PeftConfig | None = None,
 ) -> PlainRun:
-    """Train by the book; ``targets`` None is full fine-tuning, with frozen ``embeddings`` or with trained ones.
+    """Train by the book; ``targets`` None is full fine-tuning, unless there is an adapter: with frozen ``embeddings``
+    or with trained ones.
 
     What begins with one of ``frozen`` is not trained.
     """
@@ -144,18 +146,21 @@ def plain_run(
         model = get_peft_model(
             model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, task_type="CAUSAL_LM")
         )
+    elif adapter is not None:
+        model = get_peft_model(model, adapter)
+    adapted = targets is not None or adapter is not None
     trained = {}
     for name, parameter in model.named_parameters():
         plain = name.removeprefix("base_model.model.").replace(".default", "")
-        wanted = "lora_" in name if targets is not None else is_inner(name, embeddings)
+        wanted = ("lora_" in name or "ia3_" in name) if adapted else is_inner(name, embeddings)
         parameter.requires_grad_(wanted and not plain.startswith(tuple(frozen)))
         if parameter.requires_grad:
             trained[plain] = parameter
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for parameter in trained.values():
+        for name, parameter in trained.items():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
-            parameter.copy_(parameter + noise if targets is None else noise)
+            parameter.copy_(noise if "lora_A" in name or "lora_B" in name else parameter + noise)
     initial = {name: p.detach().clone() for name, p in trained.items()}
     decayed = [{"params": [p], "weight_decay": weight_decay * (p.ndim > 1)} for p in trained.values()]
     stepped = Lion(decayed, learning_rate) if optimizer == "lion" else torch.optim.AdamW(decayed, lr=learning_rate)

@@ -255,6 +255,26 @@ def test_more_stages_than_micro_batches_are_refused_with_the_numbers() -> None:
         best(whole, "pipeline")
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_dora_of_all_linears_leaves_tensor_out_and_says_why(stays: bool) -> None:
+    pool, dora = [profile("hub", link=QUICK), profile("cam", link=QUICK)], {"use_dora": True}
+    wanted = job(batch_size=16, data_stays=stays, lora=dora)
+    found = plans(wanted, smollm2(), work(), pool, [] if not stays else ["cam"])
+    for strategy in ("tensor", "tensor-uniform"):
+        candidate = of(strategy, found)
+        assert (candidate.feasible, candidate.plan) == (False, None)
+        assert "every row of o_proj and down_proj. Leave these out of lora.targets" in candidate.reason
+        with pytest.raises(BadInput, match=f"strategy: '{strategy}' cannot be carried out: lora.use_dora norms"):
+            best(found, strategy)
+    chosen = best(found)
+    assert chosen.strategy in ("data", "pipeline", "pipeline-uniform")
+    moved = if_data_moved(wanted, smollm2(), work(), pool, ["cam"], chosen, found)
+    assert moved is None or "tensor" not in moved
+    columns = job(batch_size=16, data_stays=stays, lora=dora | {"targets": ["q_proj", "v_proj"]})
+    assert of("tensor", plans(columns, smollm2(), work(), pool, [])).feasible
+    assert of("tensor", plans(wanted, smollm2(), work(), pool[:1], [])).reason == "there is one device only."
+
+
 def test_a_strategy_that_does_not_fit_says_how_much_is_missing_where() -> None:
     pool = [profile("hub", link=QUICK, available=560 * MIB), profile("cam-1", link=QUICK, available=900 * MIB)]
     found = plans(job(data_stays=False), smollm2(), work(), pool)

@@ -14,7 +14,7 @@ import potluck.pool.measure as measure_module
 from potluck.chain.comm import Comm
 from potluck.chain.pace import Pace
 from potluck.errors import BadInput
-from potluck.job_sections import Lora
+from potluck.job_sections import IA3, Lora
 from potluck.pool.laps import kept_bytes, make_samples, walk_round
 from potluck.pool.link import measure_link, nic_link
 from potluck.pool.measure import fit, measure
@@ -126,6 +126,24 @@ def test_adapters_on_some_linears(targets: list[str], tmp_path: Path) -> None:
     assert len(profile.attention_s.points) == len(profile.mlp_s.points) == 3
 
 
+ADAPTERS: dict[str, dict[str, object]] = {
+    "dora": {"lora": Lora(rank=2, use_dora=True)},
+    "ia3": {"train": "ia3"},
+    "ia3 everywhere": {"train": "ia3", "ia3": IA3(targets=["all-linear"])},
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_other_adapters(family: str, kind: str, tmp_path: Path) -> None:
+    """Of DoRA all linears, as devices with whole ones will have it."""
+    profile = measure(work(family, **ADAPTERS[kind]), device="pi", threads=1, cache=tmp_path)
+    assert all(line.alpha + line.beta > 0 for line in (profile.attention_s, profile.mlp_s, profile.optimizer_s))
+    positions, float32 = 2 * 6, 4
+    columns = {"llama": 3, "gpt2": 3 if kind == "dora" else 2}[family]  # kept of each, and the input of what is scaled
+    assert profile.mlp_bytes.beta >= positions * columns * float32
+
+
 def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="'nowhere' matches no linear"):
         measure(work(lora=Lora(targets=["nowhere"])), device="pi", threads=1, cache=tmp_path)
@@ -155,13 +173,14 @@ def test_another_work_speed_or_thread_count_is_measured_anew(tmp_path: Path, mon
         return measured.model_copy(update={"work": work, "machine": machine})
 
     monkeypatch.setattr(measure_module, "_measured", again)
+    others = [work(lora=Lora(rank=2, use_dora=True)), work(train="ia3"), work(train="ia3", ia3=IA3(targets=["q_proj"]))]
     for _ in range(2):
-        for differs in (work(rows=1), work(dtype="bf16"), work(lora=Lora(rank=3)), work(train="full")):
+        for differs in (work(rows=1), work(dtype="bf16"), work(lora=Lora(rank=3)), work(train="full"), *others):
             measure(differs, device="pi", threads=1, cache=tmp_path)
         measure(work(), device="pi", threads=2, cache=tmp_path)
         measure(work(), device="pi", threads=1, pace=Pace(0.9), cache=tmp_path)
         measure(work(), device="pi", threads=1, pace=Pace(0.8), cache=tmp_path)
-    assert times == [1, 1, 1, 1, 2, 1, 1]
+    assert times == [*[1] * 7, 2, 1, 1]
     assert torch.get_num_threads() == 1
 
 

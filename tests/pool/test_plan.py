@@ -184,6 +184,28 @@ def test_pipelines_and_rows_that_cannot_be_are_refused(fields: dict[str, Any], s
         make_plan(job(**fields, data_stays=False), config("llama"))
 
 
+WHOLE_ROWS = "norms whole rows of weights, and devices would each have a part of every row of o_proj and down_proj"
+
+
+@pytest.mark.parametrize("fields", [{}, {"strategy": "tensor"}, {"strategy": "tensor-uniform"}, {"devices": "3:2:1"}])
+def test_dora_of_rows_that_would_be_divided_is_refused(fields: dict[str, Any]) -> None:
+    dora: dict[str, Any] = {"lora": {"use_dora": True}}
+    cut = {"devices": "3", **fields}
+    with pytest.raises(BadInput, match=rf"'tensor(-uniform)?' is not possible: .*{WHOLE_ROWS}\. Leave these out"):
+        make_plan(job(**cut, **dora), config("llama"))
+    some: dict[str, Any] = {"lora": {"use_dora": True, "targets": ["q_proj", "model.layers.1.mlp.down_proj"]}}
+    with pytest.raises(BadInput, match=r"every row of down_proj\. Leave"):
+        make_plan(job(**cut, **some), config("llama"))
+    with pytest.raises(BadInput, match=r"every row of attn\.c_proj and mlp\.c_proj\. Leave"):
+        make_plan(job(**cut, **dora), config("gpt2"))
+    columns: dict[str, Any] = {"lora": {"use_dora": True, "targets": ["q_proj", "k_proj", "gate_proj"]}}
+    for possible in (columns, {"train": "ia3", "lora": dora["lora"]}, {"lora": {"use_rslora": True}}):
+        assert len(make_plan(job(**cut, **possible), config("llama")).devices) == 3
+    assert make_plan(job(devices="1", **dora), config("llama")).strategy == "single"
+    for strategy in ("pipeline", "data"):
+        assert make_plan(job(devices="2", strategy=strategy, data_stays=False, **dora), config("llama"))
+
+
 @pytest.mark.parametrize(
     ("fields", "owners", "sentence"),
     [

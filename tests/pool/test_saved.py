@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -77,8 +77,7 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
 
     def body(comm: Comm) -> tuple[dict[str, Tensor], float]:
         with Checkpoint.open(base) as checkpoint:
-            lora = job.lora if job.train == "lora" else None
-            part = build_part(checkpoint, decoder, plan, comm.rank, compute=dtype, lora=lora, seed=job.seed)
+            part = build_part(checkpoint, decoder, plan, comm.rank, compute=dtype, lora=job.adapter, seed=job.seed)
             stepper = Stepper(part, comm, settings_of(job, 2))
             for batches in three_steps()[:2]:
                 stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])
@@ -132,9 +131,9 @@ def strictly_loaded(saved: Saved) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
-        adapted = get_peft_model(stock(saved.base), LoraConfig.from_pretrained(saved.result))
+        adapted = get_peft_model(stock(saved.base), PeftConfig.from_pretrained(saved.result))
         outcome = set_peft_model_state_dict(adapted, load_peft_weights(str(saved.result), device="cpu"))
-        assert [key for key in outcome.missing_keys if "lora" in key] == []
+        assert [key for key in outcome.missing_keys if "lora" in key or "ia3" in key] == []
         assert outcome.unexpected_keys == []
         return PeftModel.from_pretrained(stock(saved.base), saved.result).eval()
 
@@ -169,6 +168,39 @@ def test_an_adapter(tmp_path: Path, family: str, world: int, tied: bool, dtype: 
     assert (adapted - expected).abs().max() < 1e-9
     assert abs(loss_of(adapted) - saved.loss) < (1e-9 if dtype == torch.float64 else 1e-5)
     assert abs(loss_of(before) - saved.loss) > 1e-3
+
+    merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
+    assert (logits(stock(tmp_path / "merged")) - adapted).abs().max() < 1e-9
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "rslora": {"lora": {"rank": 4, "alpha": 6, "use_rslora": True}},
+    "dora": {"lora": {"rank": 4, "alpha": 6, "use_dora": True, "use_rslora": True}},
+    "ia3": {"train": "ia3"},
+    "ia3 everywhere": {"train": "ia3", "ia3": {"targets": ["all-linear"]}},
+    "ia3 in one block": {},
+}
+KIND_CASES = [
+    (family, kind, dtype)
+    for i, family in enumerate([*HEADS, "llama-biased"])
+    for kind in KINDS
+    for dtype in ([torch.float64, torch.float32][i % 2],)
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "dtype"), KIND_CASES, ids=str)
+def test_adapters_of_every_kind(tmp_path: Path, family: str, kind: str, dtype: torch.dtype) -> None:
+    cfg, fields = config(family), KINDS[kind]
+    if kind == "ia3 in one block":
+        names = decoder_of(cfg).names
+        fields = {"train": "ia3", "ia3": {"targets": [f"{names.blocks}.1.{name}" for name in (*names.into, names.out)]}}
+    columns = [name.rpartition(".")[2] for name in (*decoder_of(cfg).names.qkv, *decoder_of(cfg).names.into)]
+    if kind == "dora" and family != "llama":  # of one device, for which it is exact everywhere
+        fields = {"lora": fields["lora"] | {"targets": columns}}
+    saved = train_and_save(tmp_path, cfg, 1 if kind == "dora" and family == "llama" else 3, dtype, **fields)
+    before, adapted = logits(stock(saved.base)), logits(strictly_loaded(saved))
+    assert abs(loss_of(adapted) - saved.loss) < (1e-9 if dtype == torch.float64 else 1e-5)
+    assert abs(loss_of(before) - saved.loss) > 1e-3, "training must have changed something to compare"
 
     merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
     assert (logits(stock(tmp_path / "merged")) - adapted).abs().max() < 1e-9

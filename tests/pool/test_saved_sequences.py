@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
@@ -93,9 +93,10 @@ def train_and_save(
 
     def body(comm: Comm) -> tuple[float, set[str]]:
         with Checkpoint.open(base) as checkpoint:
-            lora = job.lora if job.train == "lora" else None
             decoder = with_frozen(description(cfg, kind), job.frozen_blocks)
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=job.seed)
+            part = part_for(
+                plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=job.adapter, seed=job.seed
+            )
             settings = settings_of(job, 2)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
             for batches in sequence_steps(cfg, kind)[:2]:
@@ -127,11 +128,11 @@ def strictly_loaded(saved: Saved, size: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-        adapted = get_peft_model(base(), LoraConfig.from_pretrained(saved.result))
+        adapted = get_peft_model(base(), PeftConfig.from_pretrained(saved.result))
         stored = load_peft_weights(str(saved.result), device="cpu")
         outcome = set_peft_model_state_dict(adapted, stored)
         assert outcome.unexpected_keys == []
-        wanted = {name for name in adapted.state_dict() if "lora" in name or "modules_to_save" in name}
+        wanted = {name for name in adapted.state_dict() if "lora" in name or "ia3" in name or "modules_to_save" in name}
         assert len(wanted) == len(stored), "each trained tensor has its place, and no other is left"
         return PeftModel.from_pretrained(base(), saved.result).eval()
 
@@ -164,6 +165,26 @@ def test_an_adapter_and_its_head(tmp_path: Path, family: str, plan: str) -> None
     merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
     merged = stock(tmp_path / "merged")
     assert merged.config.id2label == dict(enumerate(LABELS))
+    assert (loss_on_unseen(merged, saved, family, "classes")[1] - logits_BC).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("plan", "fields"),
+    [
+        ("tensor", {"train": "ia3"}),
+        ("pipeline", {"train": "ia3", "ia3": {"targets": ["all-linear"]}}),
+        ("pipeline", {"lora": {"rank": 4, "use_dora": True}}),
+        ("tensor", {"lora": {"rank": 4, "use_rslora": True}}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "roberta"])
+def test_other_adapters_and_their_head(tmp_path: Path, family: str, plan: str, fields: dict[str, Any]) -> None:
+    saved = train_and_save(tmp_path, family, PLANS[plan], **fields)
+    loss, logits_BC = loss_on_unseen(strictly_loaded(saved, CLASSES), saved, family, "classes")
+    assert abs(loss - saved.loss) < 1e-9
+    merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
+    merged = stock(tmp_path / "merged")
     assert (loss_on_unseen(merged, saved, family, "classes")[1] - logits_BC).abs().max() < 1e-9
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,27 @@ def test_as_many_bytes_as_predicted(
     check(job(batch_size=ROWS, data_stays=stays, frozen_blocks=frozen, train=train), strategy, owners, model)
 
 
+DORA: dict[str, Any] = {"lora": {"use_dora": True}}
+DORA_OF_COLUMNS: dict[str, Any] = {"lora": {"use_dora": True, "targets": ["q_proj", "v_proj", "up_proj"]}}
+IA3: dict[str, Any] = {"train": "ia3"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "owners", "stays", "fields"),
+    [
+        ("tensor-uniform", ["d0"], True, DORA_OF_COLUMNS),
+        ("tensor-uniform", ["d0", "d2"], True, IA3),
+        ("pipeline", ["d0"], False, DORA),
+        ("data", ["d0"], False, DORA),
+        ("data", ["d0"], False, IA3),
+    ],
+)
+def test_as_many_with_adapters_of_other_kinds(
+    strategy: str, owners: list[str], stays: bool, fields: dict[str, Any], model: Path
+) -> None:
+    check(job(batch_size=ROWS, data_stays=stays, **fields), strategy, owners, model)
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize(
     ("strategy", "owners"),
@@ -103,7 +125,7 @@ def check(the_job: Job, strategy: str, owners: list[str], model: Path, *, tied: 
                 checkpoint,
                 decoder,
                 compute=torch.float32,
-                lora=the_job.lora if the_job.train == "lora" else None,
+                lora=the_job.adapter,
                 seed=0,
                 train_embeddings=the_job.train_embeddings,
             )

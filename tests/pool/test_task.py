@@ -8,7 +8,7 @@ import torch
 
 from pool.profiles import job, tiny_work
 from pool.tiny import FAMILIES, config, save_tiny, shares
-from potluck.job_sections import Lora
+from potluck.job_sections import IA3, Lora
 from potluck.models.build import build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_for, decoder_of
@@ -24,29 +24,37 @@ def counted(task: Task, kind: str, units: tuple[int, int, int, int]) -> float:
     return float(per.head * heads + per.kv_head * kv + per.column * columns + per.vocab_row * rows + per.replicated)
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "full": {"train": "full"},
+    "dora": {"lora": Lora(use_dora=True)},
+    "dora of columns": {"lora": Lora(use_dora=True, targets=["q_proj", "v_proj", "up_proj"])},
+    "ia3": {"train": "ia3"},
+    "ia3 everywhere": {"train": "ia3", "ia3": IA3(targets=["all-linear"])},
+}
+
+
 @pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3", "gemma3"])
-@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("frozen", "optimizer", "compute"),
     [(0, "adamw", torch.float32), (1, "lion", torch.float32), (1, "adamw", torch.bfloat16)],
     ids=str,
 )
 def test_weights_and_trained_elements_are_those_of_the_built_parts(
-    family: str, frozen: int, optimizer: str, compute: torch.dtype, train: str, tmp_path: Path
+    family: str, frozen: int, optimizer: str, compute: torch.dtype, kind: str, tmp_path: Path
 ) -> None:
     shape = config(family, tie_word_embeddings=False)
-    the_job = job(train=train, frozen_blocks=frozen, optimizer=optimizer)
+    the_job = job(**KINDS[kind], frozen_blocks=frozen, optimizer=optimizer)
     directory, decoder = save_tiny(shape, tmp_path / "model"), decoder_for(shape, the_job)
     heads, columns, rows = ((3, 0, 1), *COUNTS[1:]) if family == "gemma3" else COUNTS
     held = shares(shape, heads, columns, rows)
     dtype = "bf16" if compute == torch.bfloat16 else "fp32"
-    task = task_of(the_job, decoder, tiny_work(family, train=train, dtype=dtype))
+    task = task_of(the_job, decoder, tiny_work(family, **KINDS[kind], dtype=dtype))
     group = decoder.num_heads // decoder.num_kv_heads
     for rank in range(3):
         with Checkpoint.open(directory) as checkpoint:
-            part = build_part(
-                checkpoint, decoder, held, rank, compute=compute, lora=Lora() if train == "lora" else None, seed=0
-            )
+            part = build_part(checkpoint, decoder, held, rank, compute=compute, lora=the_job.adapter, seed=0)
         kv = len({head // group for head in held[rank].heads})
         units = (heads[rank], kv, columns[rank], rows[rank])
         elements = sum(t.local.numel() for t in part.chain.trained)

@@ -16,7 +16,7 @@ from potluck import BadInput, DeviceLost, Job, Listener, load_job, tune
 from potluck.job import parse_job
 from potluck.pool.launch import Event
 from potluck.texts.rows import read_rows
-from potluck.use import encode_for, generate, score
+from potluck.use import encode_for, generate, merge_result, score
 from word_model import ROWS, save_rows, save_word_model
 
 
@@ -83,6 +83,30 @@ def test_two_uneven_devices_learn_and_the_adapter_is_stock(job: Job, model_dir: 
     assert again.steps == 25
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"train": "ia3", "ia3": {"targets": ["all-linear"]}, "learning_rate": 0.1, "steps": 80},
+        {"lora": {"use_dora": True, "use_rslora": True, "targets": ["q_proj", "v_proj", "gate_proj", "up_proj"]}},
+        {"lora": {"use_dora": True}, "devices": "1"},
+    ],
+    ids=["ia3", "dora of columns", "dora alone"],
+)
+def test_other_adapters_learn_and_are_stock(job: Job, model_dir: Path, fields: dict[str, Any]) -> None:
+    changed = Job.model_validate(job.model_dump() | fields)
+    result = tune(changed)
+    assert result.loss_last < 0.5 < result.loss_first
+    assert result.eval_after is not None
+    assert result.eval_after.accuracy == 1.0
+    stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir), job.output)
+    part = "ia3_l" if changed.train == "ia3" else "lora_magnitude_vector"
+    assert any(part in name for name, _ in stock.named_parameters())
+    merge_result(job.output, job.output.with_name("merged"))
+    for directory in (job.output, job.output.with_name("merged")):
+        assert generate(directory, [row["prompt"] for row in ROWS], max_new_tokens=3) == ["A", "B", "C", "D"]
+    assert load_job(job.output / "job.yaml").adapter == changed.adapter
+
+
 def test_full_fine_tuning_leaves_a_plain_checkpoint(job: Job) -> None:
     result = tune(job.model_copy(update={"train": "full", "devices": "1", "steps": 15, "learning_rate": 0.01}))
     assert result.strategy == "single"
@@ -111,6 +135,8 @@ def test_embeddings_that_two_devices_trained_are_in_the_checkpoint(job: Job, mod
     [
         ({"train": "full", "train_embeddings": True}, "strategy: 'tensor' is not possible: .*is the LM head too"),
         ({"lora": {"targets": ["c_attn"]}}, "c_attn.*matches no linear.*q_proj"),
+        ({"train": "ia3", "ia3": {"targets": ["c_attn"]}}, r"ia3\.targets: 'c_attn'.*matches no linear.*q_proj"),
+        ({"lora": {"use_dora": True}}, "'tensor' is not possible: lora.use_dora norms whole rows"),
         ({"devices": "2:1", "shares": {"heads": [5, 2]}}, "shares.heads"),
         ({"data": {"train": ["nowhere.jsonl"]}}, "nowhere.jsonl"),
         ({"model": "no/such/model"}, "no/such/model"),

@@ -84,6 +84,8 @@ def test_profiles_of_different_work_are_refused(differs: dict[str, Any], sentenc
         ({"dtype": "bf16"}, "dtype: fp32, and this job has bf16"),
         ({"batch_size": 32}, "rows of a half-batch: 2, and this job has 16"),
         ({"lora": {"rank": 16}}, r"lora: .*rank=8.*, and this job has .*rank=16"),
+        ({"lora": {"use_dora": True}}, r"lora: .*use_dora=False.*, and this job has .*use_dora=True"),
+        ({"train": "ia3"}, "train: lora, and this job has ia3"),
     ],
 )
 def test_profiles_for_another_job_are_refused(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from peft import PeftConfig
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import PretrainedConfig
@@ -13,7 +14,7 @@ from pool.plain import PlainRun, exact_norms, plain_run
 from pool.tiny import batch, config
 from potluck.chain.loss import Head
 from potluck.chain.trained import Trained
-from potluck.job_sections import Lora
+from potluck.job_sections import Adapter, Lora
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
 from potluck.models.tables import head_of
@@ -53,7 +54,8 @@ class Oracle:
     """The residual stream ``[B, S, D]`` after each block, with its gradient."""
 
 
-def whole_model(model_dir: Path) -> Oracle:
+def whole_model(model_dir: Path, adapter: PeftConfig | None = None) -> Oracle:
+    """``adapter``: of another kind than ``LORA``."""
     streams: list[Tensor] = []
 
     def keep(module: nn.Module, _: object, output: Tensor | tuple[Tensor, ...]) -> None:
@@ -65,7 +67,8 @@ def whole_model(model_dir: Path) -> Oracle:
     hook = register_module_forward_hook(keep)
     try:
         with exact_norms():
-            run = plain_run(model_dir, [[BATCH]], targets=["all-linear"], rank=LORA.rank, alpha=LORA.alpha)
+            targets = ["all-linear"] if adapter is None else None
+            run = plain_run(model_dir, [[BATCH]], targets=targets, rank=LORA.rank, alpha=LORA.alpha, adapter=adapter)
     finally:
         hook.remove()
     assert len(streams) == BLOCKS
@@ -79,7 +82,7 @@ def set_adapters(trained: Sequence[Trained], values: dict[str, Tensor]) -> None:
 
 
 def server_of(
-    weights: Weights, decoder: Decoder, cut: int, *, lora: Lora = LORA, checkpointing: bool = False
+    weights: Weights, decoder: Decoder, cut: int, *, lora: Adapter = LORA, checkpointing: bool = False
 ) -> SplitPart:
     return server_part(
         weights, decoder, cut, compute=torch.float64, lora=lora, seed=RATE.seed, checkpointing=checkpointing

@@ -220,8 +220,11 @@ def test_trained_further_it_is_resumed_from_the_same_adapter_only(tmp_path: Path
         ({"lora": {"rank": 3}}, "it lacks model.layers.1.* of shape"),
         ({"lora": {"rank": 4, "alpha": 32.0}}, "its alpha is 16, but lora.alpha is 32"),
         ({"lora": {"rank": 4, "targets": ["q_proj"]}}, "which is not trained here"),
+        ({"lora": {"rank": 4, "use_dora": True}}, "its use_dora is False, but lora.use_dora is True"),
+        ({"lora": {"rank": 4, "use_rslora": True}}, "its use_rslora is False, but lora.use_rslora is True"),
+        ({"train": "ia3"}, "it is of kind LORA, but train is ia3"),
     ],
-    ids=["cut", "rank", "alpha", "targets"],
+    ids=["cut", "rank", "alpha", "targets", "dora", "rslora", "ia3"],
 )
 def test_an_adapter_of_something_else_is_not_trained_further(
     tmp_path: Path, differs: dict[str, Any], message: str

@@ -96,6 +96,7 @@ def work_of_rows(job: Job, config: PretrainedConfig, length: int) -> Work:
         dtype=job.dtype,
         train=job.train,
         lora=job.lora,
+        ia3=job.ia3,
         checkpointing=job.checkpointing,
         sequence=sequence,
     )

@@ -5,7 +5,8 @@ inputs, a partial sum of the outputs; its bias is added once, after the sum, by 
 
 With LoRA, ``y = x W^T + (alpha / r) dropout(x) A^T B^T`` with ``A [r, in]`` and ``B [out, r]`` (Hu et al., 2021).
 Under a column cut ``B`` is cut like ``W`` and ``A`` is whole; under a row cut ``A`` is cut and ``B`` whole. The whole
-one gets a partial gradient on each device.
+one gets a partial gradient on each device. With DoRA each row of the adapted weight has a magnitude too
+(:mod:`potluck.chain.dora`), and with (IA)^3 a vector scales outputs or inputs (:mod:`potluck.chain.vectors`).
 
 Query, key and value read the same input, and so do gate and up: their frozen weights lie in one tensor, their ``A`` are
 stacked and their ``B`` set along a diagonal, so that a group costs as many matrix products as one linear.
@@ -19,16 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from potluck.chain.dora import weighted
+from potluck.chain.low_rank import LoraPart, apart, stacked
 from potluck.chain.piece import At
-
-
-@dataclass(frozen=True)
-class LoraPart:
-    """This device's part of one adapter, and the output rows of its group that it adds to."""
-
-    A_RI: Tensor
-    B_OR: Tensor
-    start: int
+from potluck.chain.vectors import scaled, side_by_side
 
 
 @dataclass(frozen=True)
@@ -48,20 +43,36 @@ class CutLinears:
     dropout: float = 0.0
     cut_input_of: int | None = None
     """The rank whose columns these are under a row cut; None where every device has the same whole input."""
+    squares_O: Tensor | None = None
+    """With DoRA, of each row of the weight the sum of squares."""
+    vectors: tuple[Tensor | None, ...] = ()
+    """With (IA)^3, what scales each linear's outputs, or the one's inputs under a row cut; empty without."""
 
     def __call__(self, x_BSI: Tensor, at: At) -> Tensor:
         """``[B, S, sum(sizes)]`` in the dtype of ``x``: each linear's outputs here side by side, or partial sums."""
         if not self.adapters:
-            parts = zip(self.weights_OI, self.biases_O, strict=True)
-            outputs = [_linear(x_BSI, weight, bias) for weight, bias in parts]
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            return self._scaled(x_BSI) if self.vectors else self._plain(x_BSI)
         (weight,), (bias,) = self.weights_OI, self.biases_O
+        kept_MI = self._kept(x_BSI, at)
+        if self.squares_O is not None:
+            z_BSO = weighted(x_BSI, weight, self.squares_O, self.scale, kept_MI, self.adapters)
+            return z_BSO if bias is None else z_BSO + bias.to(z_BSO.dtype)
         tensors = [tensor for part in self.adapters for tensor in (part.A_RI, part.B_OR)]
         starts = [part.start for part in self.adapters]
         y_BSO: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
-            x_BSI, weight, bias, self.scale, self._kept(x_BSI, at), starts, *tensors
+            x_BSI, weight, bias, self.scale, kept_MI, starts, *tensors
         )
         return y_BSO
+
+    def _plain(self, x_BSI: Tensor) -> Tensor:
+        parts = zip(self.weights_OI, self.biases_O, strict=True)
+        outputs = [_linear(x_BSI, weight, bias) for weight, bias in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    def _scaled(self, x_BSI: Tensor) -> Tensor:
+        if self.cut_input_of is None:
+            return scaled(self._plain(x_BSI), side_by_side(self.vectors, self.sizes))
+        return self._plain(scaled(x_BSI, side_by_side(self.vectors, [x_BSI.shape[-1]])))
 
     def _kept(self, x_BSI: Tensor, at: At) -> Tensor | None:
         """The dropout mask, scaled to keep the expected value; None where nothing is dropped."""
@@ -95,7 +106,7 @@ class _AdaptedLinear(torch.autograd.Function):
         *adapters: Tensor,
     ) -> Tensor:
         x_MI = x_BSI.flatten(0, 1)
-        A_RI, B_OR = _stacked(adapters, starts, W_OI.shape[0], x_MI.dtype)
+        A_RI, B_OR = stacked(adapters[::2], adapters[1::2], starts, W_OI.shape[0], x_MI.dtype)
         dropped_MI = x_MI if kept_MI is None else x_MI * kept_MI
         u_MR = dropped_MI @ A_RI.T
         y_MO = F.linear(x_MI, W_OI, None if bias_O is None else bias_O.to(x_MI.dtype))
@@ -108,15 +119,11 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         dropped_MI, u_MR, W_OI, kept_MI, *adapters = ctx.saved_tensors
         g_MO = gradients[0].flatten(0, 1)
-        A_RI, B_OR = _stacked(adapters, ctx.starts, W_OI.shape[0], g_MO.dtype)
+        As, Bs = adapters[::2], adapters[1::2]
+        A_RI, B_OR = stacked(As, Bs, ctx.starts, W_OI.shape[0], g_MO.dtype)
         du_MR = (g_MO @ B_OR).mul_(ctx.scale)
         dA_RI, dB_OR = du_MR.T @ dropped_MI, (g_MO.T @ u_MR).mul_(ctx.scale)
-        found, row = [], 0
-        for A, B, start in zip(adapters[::2], adapters[1::2], ctx.starts, strict=True):
-            rank = A.shape[0]
-            dB = dB_OR[start : start + B.shape[0], row : row + rank]
-            found += [dA_RI[row : row + rank].to(A.dtype), dB.to(B.dtype)]
-            row += rank
+        found = [tensor for pair in apart(dA_RI, dB_OR, As, Bs, ctx.starts) for tensor in pair]
         dx_BSI = None
         if ctx.needs_input_grad[0]:
             dx_MI = g_MO @ W_OI
@@ -126,16 +133,3 @@ class _AdaptedLinear(torch.autograd.Function):
                 dx_MI.addcmul_(du_MR @ A_RI, kept_MI)
             dx_BSI = dx_MI.view(ctx.shape)
         return dx_BSI, None, None, None, None, None, *found
-
-
-def _stacked(adapters: Sequence[Tensor], starts: Sequence[int], O: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """All ``A`` below each other, ``[R, in]``, and all ``B`` in their rows and columns of ``[out, R]``."""
-    As, Bs = adapters[::2], adapters[1::2]
-    if len(As) == 1 and Bs[0].shape[0] == O:
-        return As[0].to(dtype), Bs[0].to(dtype)
-    B_OR = As[0].new_zeros(O, sum(A.shape[0] for A in As), dtype=dtype)
-    column = 0
-    for A, B, start in zip(As, Bs, starts, strict=True):
-        B_OR[start : start + B.shape[0], column : column + A.shape[0]] = B
-        column += A.shape[0]
-    return torch.cat([A.to(dtype) for A in As]), B_OR

@@ -63,7 +63,7 @@ def command(
             f" ({result.prediction_error:+.0%}).",
             highlight=False,
         )
-    what = "adapter" if job.train == "lora" else "model"
+    what = "model" if job.train == "full" else "adapter"
     screen.print(f"The {what} lies in {result.adapter}", highlight=False)
     if as_json:
         print_json(result.to_json())

@@ -1,6 +1,7 @@
-"""LoRA adapters on disk, in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+"""Adapters (LoRA, (IA)^3) on disk, in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from potluck.errors import BadInput
-from potluck.job_sections import Lora
+from potluck.job_sections import Adapter, Lora
 from potluck.models.save import storable
 
 CONFIG_FILE = "adapter_config.json"
@@ -19,13 +20,34 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 TEMPLATE_FILE = "chat_template.jinja"
 
 _PREFIX = "base_model.model."  # PeftModel holds LoraModel as base_model, which holds the model as model
+_PARTS = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector", ".ia3_l")
+_VECTOR = ".ia3_l"
+
+
+def linear_of(name: str) -> str | None:
+    """The linear that a tensor of an adapter belongs to; None where it is no such tensor."""
+    return next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), None)
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a tensor beside a model is of an adapter, of whatever it may be; others take the place of the model's."""
+    return ".lora_" in name or name.endswith(_VECTOR)
+
+
+def scales_inputs(linear: str, config: Mapping[str, Any]) -> bool:
+    """Whether (IA)^3's vector of a linear scales its inputs, as PEFT finds it out; else it scales its outputs."""
+    named = config.get("feedforward_modules") or ()
+    if isinstance(named, str):
+        return re.fullmatch(named, linear) is not None
+    return any(linear.endswith(name) for name in named)
 
 
 def adapter_config(
-    lora: Lora,
+    adapter: Adapter,
     base: str,
     targets: Sequence[str],
     *,
+    feedforward: Sequence[str] = (),
     inputs_first: bool = False,
     modules_to_save: Sequence[str] = (),
     blocks: Sequence[int] = (),
@@ -33,31 +55,44 @@ def adapter_config(
     """The content of ``adapter_config.json``.
 
     Args:
-        lora: rank, alpha and dropout.
+        adapter: its kind, and a LoRA's rank, alpha, dropout and variants.
         base: the model as the person called it; stock ``peft`` loads it by this name.
         targets: names of the adapted linears; each matches modules of that name or with that last part, as in PEFT.
             None where only modules of ``modules_to_save`` were trained.
+        feedforward: of (IA)^3, those of ``targets`` whose inputs are scaled.
         inputs_first: whether the model stores linears as ``[in, out]``.
         modules_to_save: names of modules that were trained whole: those of the head of whole sequences.
-        blocks: numbers of the blocks in which names match; all of them if left out.
+        blocks: numbers of the blocks in which a LoRA's names match; all of them if left out.
     """
-    from peft import LoraConfig, TaskType
+    from peft import IA3Config, LoraConfig, TaskType
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=list(targets) or DUMMY_TARGET_MODULES,
-        layers_to_transform=list(blocks) or None,
-        task_type=TaskType.SEQ_CLS if modules_to_save else TaskType.CAUSAL_LM,
-        modules_to_save=list(modules_to_save) or None,
-        base_model_name_or_path=base,
-        fan_in_fan_out=inputs_first,
-        inference_mode=True,
-    )
-    content: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
-    return {**content, "target_modules": sorted(set(targets)) or DUMMY_TARGET_MODULES}
+    shared: dict[str, Any] = {
+        "target_modules": list(targets) or DUMMY_TARGET_MODULES,
+        "task_type": TaskType.SEQ_CLS if modules_to_save else TaskType.CAUSAL_LM,
+        "modules_to_save": list(modules_to_save) or None,
+        "base_model_name_or_path": base,
+        "fan_in_fan_out": inputs_first,
+        "inference_mode": True,
+    }
+    if isinstance(adapter, Lora):
+        alpha = int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha
+        config: LoraConfig | IA3Config = LoraConfig(
+            r=adapter.rank,
+            lora_alpha=alpha,  # type: ignore[arg-type]
+            lora_dropout=adapter.dropout,
+            use_rslora=adapter.use_rslora,
+            use_dora=adapter.use_dora,
+            layers_to_transform=list(blocks) or None,
+            **shared,
+        )
+    else:
+        config = IA3Config(feedforward_modules=list(feedforward), **shared)
+    content: dict[str, Any] = config.to_dict()
+    content["target_modules"] = sorted(set(targets)) or DUMMY_TARGET_MODULES
+    if "feedforward_modules" in content:
+        content["feedforward_modules"] = sorted(set(feedforward))
+    return content
 
 
 def write_adapter(
@@ -68,25 +103,33 @@ def write_adapter(
     Args:
         directory: an existing directory.
         tensors: whole tensors by their name in the model, ``model.layers.0.self_attn.q_proj.lora_A.weight`` of
-            shape ``(rank, inputs)`` and ``...lora_B.weight`` of shape ``(outputs, rank)``, and those trained whole.
+            shape ``(rank, inputs)`` and ``...lora_B.weight`` of shape ``(outputs, rank)``, ``...lora_magnitude_vector``
+            and ``...ia3_l`` of one dimension, and those trained whole.
         config: what :func:`adapter_config` returned.
         chat_template: a template of the job's own; the base model's is not repeated.
 
     Raises:
         OSError, SafetensorError: the files could not be written (see :func:`potluck.models.save.replace_directory`).
     """
-    named = {_PREFIX + name: storable(tensor) for name, tensor in sorted(tensors.items())}
+    named = {_PREFIX + name: storable(_as_in_peft(name, tensor, config)) for name, tensor in sorted(tensors.items())}
     save_file(named, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if chat_template is not None:
         (directory / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
 
 
+def _as_in_peft(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """PEFT keeps vectors of inputs as rows, and those of outputs as columns."""
+    if not name.endswith(_VECTOR):
+        return tensor
+    return tensor[None] if scales_inputs(name.removesuffix(_VECTOR), config) else tensor[:, None]
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """The content of an adapter's ``adapter_config.json``; its ``base_model_name_or_path`` names the model.
 
     Raises:
-        BadInput: there is no adapter, or its configuration is damaged or of another kind than LoRA.
+        BadInput: there is no adapter, or its configuration is damaged or of another kind than LoRA and (IA)^3.
     """
     path = directory / CONFIG_FILE
     try:
@@ -96,8 +139,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         raise BadInput(f"{path} cannot be read as JSON: copy the adapter again.") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
-    if kind != "LORA":
-        raise BadInput(f"{path} says peft_type {kind!r}; only LORA adapters are supported.")
+    if kind not in ("LORA", "IA3"):
+        raise BadInput(f"{path} says peft_type {kind!r}; only LORA and IA3 adapters are supported.")
     return dict(config)
 
 
@@ -117,4 +160,5 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     foreign = [name for name in stored if not name.startswith(_PREFIX)]
     if foreign:
         raise BadInput(f"{path} holds {foreign[0]}, which is no tensor of a PEFT adapter.")
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in stored.items()}
+    named = {name.removeprefix(_PREFIX): tensor for name, tensor in stored.items()}
+    return {name: tensor.flatten() if name.endswith(_VECTOR) else tensor for name, tensor in named.items()}

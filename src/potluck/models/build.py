@@ -17,12 +17,12 @@ from potluck.chain.ranges import Ranges, joined
 from potluck.chain.residual import AddNorm, AnyNorm
 from potluck.chain.share import Share
 from potluck.chain.trained_embedding import Table
-from potluck.job_sections import Lora
+from potluck.job_sections import Adapter
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.sequence_head import build_classifier
 from potluck.models.tables import embedding_of, head_of
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.models.trained_tables import trained_embedding, trained_head
 from potluck.models.weights import Weights
 
@@ -53,7 +53,7 @@ def build_part(
     rank: int,
     *,
     compute: torch.dtype,
-    lora: Lora | None,
+    lora: Adapter | None,
     seed: int,
     links: range | None = None,
     train_embeddings: bool = False,
@@ -74,7 +74,7 @@ def build_part(
     Raises:
         BadInput: a target matches nothing, or the checkpoint has a head for another number of classes.
     """
-    targets = match_targets(lora.targets, decoder.linears, decoder.frozen_linears) if lora is not None else frozenset()
+    targets = targets_of(lora, decoder) if lora is not None else frozenset()
     cutter = Cutter(
         checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first, frozen=decoder.frozen
     )

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
 
-from potluck.chain.linear import CutLinears, LoraPart
+from potluck.chain.dora import squares
+from potluck.chain.linear import CutLinears
+from potluck.chain.low_rank import LoraPart
 from potluck.chain.ranges import Ranges
 from potluck.chain.residual import LayerNorm, Norm
 from potluck.chain.trained import Gradient, Trained
 from potluck.chain.trained_embedding import Table
 from potluck.errors import BadInput
-from potluck.job_sections import Lora
+from potluck.job_sections import IA3, Adapter, Lora
 from potluck.models.weights import Weights
 
 
@@ -25,7 +27,7 @@ class Cutter:
     checkpoint: Weights
     rank: int
     compute: torch.dtype
-    lora: Lora | None
+    lora: Adapter | None
     """Adapters on ``targets``; None trains every linear and norm itself."""
     targets: frozenset[str]
     seed: int
@@ -46,35 +48,69 @@ class Cutter:
 
     def column(self, names: Sequence[str], held: Sequence[tuple[Ranges, ...]]) -> CutLinears:
         """Linears over one input, each with the rows (outputs) that its ``held[rank]`` says; ``held`` may overlap."""
-        weights, biases, adapters, sizes, start = [], [], [], [], 0
+        weights, biases, sizes, start = [], [], [], 0
+        adapters: list[LoraPart] = []
+        vectors: list[Tensor | None] = []
         for name, ranges in zip(names, held, strict=True):
             part = _overlaps(ranges)
             weights.append(self._weight(name, 0, ranges, part))
             biases.append(self._read(f"{name}.bias", 0, ranges, part) if self._has_bias(name) else None)
             sizes.append(len(ranges[self.rank]))
-            if self.lora is not None and name in self.targets:
-                A_RI = self._initial_A(name)
-                B_OR = A_RI.new_zeros(sizes[-1], self.lora.rank)
+            vectors.append(None)
+            if self._is_adapted(name):
                 out, _ = self._shape_OI(name)
-                A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
-                B_OR = self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
-                adapters.append(LoraPart(A_RI, B_OR, start))
+                if isinstance(self.lora, Lora):
+                    A_RI = self._initial_A(name)
+                    B_OR = A_RI.new_zeros(sizes[-1], self.lora.rank)
+                    A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
+                    B_OR = self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
+                    m_O = self._magnitudes(name, weights[-1], (out,), 0, ranges, part)
+                    adapters.append(LoraPart(A_RI, B_OR, start, m_O))
+                else:
+                    vectors[-1] = self._vector(name, (out,), ranges, part)
             start += sizes[-1]
-        return self._group(names[0], weights, biases, sizes, adapters, None)
+        return self._group(names[0], weights, biases, sizes, adapters, vectors, None)
 
     def row(self, name: str, held: tuple[Ranges, ...]) -> CutLinears:
         """The linear ``name`` with the columns (inputs) that ``held[rank]`` says; its bias is left to ``row_bias``."""
         weight = self._weight(name, 1, held, "cut")
-        out = weight.shape[0]
-        adapters = []
-        if self.lora is not None and name in self.targets:
-            whole_RI = self._initial_A(name)
-            A_RI = whole_RI[:, list(held[self.rank])].contiguous()
-            B_OR = whole_RI.new_zeros(out, self.lora.rank)
-            A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(whole_RI.shape), 1, held, "cut")
-            B_OR = self._train(f"{name}.lora_B.weight", B_OR, tuple(B_OR.shape), None, (), "partial")
-            adapters.append(LoraPart(A_RI, B_OR, 0))
-        return self._group(name, [weight], [None], [out], adapters, self.rank)
+        out, inputs = self._shape_OI(name)
+        adapters: list[LoraPart] = []
+        vector = None
+        if self._is_adapted(name):
+            if isinstance(self.lora, Lora):
+                whole_RI = self._initial_A(name)
+                A_RI = whole_RI[:, list(held[self.rank])].contiguous()
+                B_OR = whole_RI.new_zeros(out, self.lora.rank)
+                A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(whole_RI.shape), 1, held, "cut")
+                B_OR = self._train(f"{name}.lora_B.weight", B_OR, tuple(B_OR.shape), None, (), "partial")
+                m_O = self._magnitudes(name, weight, (out,), None, (), "partial")
+                adapters.append(LoraPart(A_RI, B_OR, 0, m_O))
+            else:
+                vector = self._vector(name, (inputs,), held, "cut")
+        return self._group(name, [weight], [None], [out], adapters, [vector], self.rank)
+
+    def _is_adapted(self, name: str) -> bool:
+        return self.lora is not None and name in self.targets
+
+    def _magnitudes(
+        self,
+        name: str,
+        weight: Tensor,
+        shape: tuple[int, ...],
+        dim: int | None,
+        held: tuple[Ranges, ...],
+        gradient: Gradient,
+    ) -> Tensor | None:
+        """With DoRA, what the rows that are here begin with: their norms, as ``B`` is zero."""
+        if not isinstance(self.lora, Lora) or not self.lora.use_dora:
+            return None
+        norms_O = squares(weight, _master(self.compute)).sqrt()
+        return self._train(f"{name}.lora_magnitude_vector", norms_O, shape, dim, held, gradient)
+
+    def _vector(self, name: str, shape: tuple[int, ...], held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
+        ones = torch.ones(len(held[self.rank]), dtype=_master(self.compute), device=self.device)
+        return self._train(f"{name}.ia3_l", ones, shape, 0, held, gradient)
 
     def _group(
         self,
@@ -83,6 +119,7 @@ class Cutter:
         biases: list[Tensor | None],
         sizes: list[int],
         adapters: list[LoraPart],
+        vectors: list[Tensor | None],
         cut_input_of: int | None,
     ) -> CutLinears:
         if self.lora is None:
@@ -91,15 +128,20 @@ class Cutter:
         if any(part is not None for part in biases):
             filled = [weights[i].new_zeros(sizes[i]) if part is None else part for i, part in enumerate(biases)]
             bias = torch.cat(filled)
-        return CutLinears(
-            name,
-            (torch.cat(weights) if len(weights) > 1 else weights[0],),
-            (bias,),
-            tuple(sizes),
-            tuple(adapters),
-            self.lora.alpha / self.lora.rank,
-            self.lora.dropout,
-            cut_input_of,
+        whole = torch.cat(weights) if len(weights) > 1 else weights[0]
+        group = CutLinears(name, (whole,), (bias,), tuple(sizes), cut_input_of=cut_input_of)
+        if isinstance(self.lora, IA3):
+            return replace(group, vectors=tuple(vectors) if any(v is not None for v in vectors) else ())
+        squares_O = None
+        if self.lora.use_dora and adapters:
+            squares_O = squares(whole, _master(self.compute))
+            self.weight_bytes += squares_O.nbytes
+        return replace(
+            group,
+            adapters=tuple(adapters),
+            scale=self.lora.scale,
+            dropout=self.lora.dropout,
+            squares_O=squares_O,
         )
 
     def _has_bias(self, name: str) -> bool:
@@ -192,7 +234,7 @@ class Cutter:
 
     def _initial_A(self, name: str) -> Tensor:
         """Whole ``A [r, in]``, uniform within ``1 / sqrt(in)`` as PEFT draws it; the same on every device."""
-        assert self.lora is not None
+        assert isinstance(self.lora, Lora)
         _, inputs = self._shape_OI(name)
         bound = 1 / math.sqrt(inputs)
         drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=self._generator(name))

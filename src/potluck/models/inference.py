@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from potluck.errors import BadInput
-from potluck.models.adapter import read_tensors
-from potluck.models.families import for_task, known, read_config
+from potluck.models.adapter import read_config, read_tensors
+from potluck.models.families import for_task, known
+from potluck.models.families import read_config as read_model_config
 from potluck.models.families.decoder import SequenceHead
 from potluck.models.generate import quiet
 from potluck.models.shapes import check_model
@@ -54,7 +55,7 @@ def _loaded(
     sequence: SequenceHead | None,
 ) -> PreTrainedModel:
     check_directory(model_dir)
-    decoder = known(read_config(model_dir))
+    decoder = known(read_model_config(model_dir))
     if decoder is not None:  # transformers would draw what is missing at random
         check_model(model_dir, for_task(decoder, sequence))
     with quiet():
@@ -63,7 +64,9 @@ def _loaded(
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BadInput(f"{model_dir} cannot be loaded: {_one_line(error)}.") from error
         if adapter is not None:
-            model = _with_adapter(model, adapter).to(dtype)
+            model = _with_adapter(model, adapter)
+            # vectors hardly differ from one: in bfloat16 most of what they learned would be gone
+            model = model if read_config(adapter)["peft_type"] == "IA3" else model.to(dtype)
     model.requires_grad_(False)
     evaluated: PreTrainedModel = model.eval()
     return evaluated

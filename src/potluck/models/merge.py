@@ -1,6 +1,5 @@
 """An adapter added to its base model for good: a plain checkpoint, made one tensor at a time."""
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE
-from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, read_config, read_tensors
+from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, is_of_adapter, read_config, read_tensors
+from potluck.models.changes import Change, changes_of
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, known, names_of
 from potluck.models.families import read_config as read_model_config
@@ -22,9 +22,8 @@ from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_d
 from potluck.models.sequence_head import is_of_base, kind_in_job, write_sequence_config
 from potluck.models.shapes import check_shapes
 
-# fields of an adapter's configuration that change what it computes beyond W + scale * B A
+# fields of an adapter's configuration that change what it computes beyond what models.changes does
 _UNSUPPORTED = (
-    "use_dora",
     "lora_bias",
     "rank_pattern",
     "alpha_pattern",
@@ -38,11 +37,11 @@ _UNSUPPORTED = (
 
 
 def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, along: Sequence[str] = ()) -> None:
-    """Write the model with its adapter merged in, ``W + scale * B A`` for every adapted linear.
+    """Write the model with its adapter (LoRA with its variants rsLoRA and DoRA, or (IA)^3) merged in.
 
-    ``scale`` is alpha / rank (alpha / sqrt(rank) where the adapter says ``use_rslora``). The sum is taken in float32
-    (float64 for float64 weights) and stored in the base's dtype. Tokenizer and configuration are copied; a chat
-    template of the adapter's own wins, and files of the adapter's named in ``along`` come too, where it has them.
+    Sums and products are taken in float32 (float64 for float64 weights) and stored in the base's dtype. Tokenizer and
+    configuration are copied; a chat template of the adapter's own wins, and files of the adapter's named in ``along``
+    come too, where it has them.
     Modules that were trained whole beside the adapter, those of a head of whole sequences, take the place of the
     base's; what it tells is read from the job beside the adapter. Memory holds one tensor and one shard.
 
@@ -55,27 +54,23 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
         if source.resolve().is_relative_to(output.resolve()):
             raise BadInput(f"{output} is or holds {source}: name another directory for the merged model.")
     config = read_config(adapter_dir)
-    scale, inputs_first = _scale(adapter_dir, config), bool(config.get("fan_in_fan_out"))
+    _check_supported(adapter_dir, config)
+    inputs_first = bool(config.get("fan_in_fan_out"))
     tensors = read_tensors(adapter_dir)
     with Checkpoint.open(base_dir) as base:
         adapters, head = _without_head(adapter_dir, config, _without_copies(adapter_dir, base, tensors))
-        pairs = _pairs(adapter_dir, adapters)
+        changes = changes_of(adapter_dir, config, adapters, _shapes(base, inputs_first))
         model_config = read_model_config(base_dir)
         if (description := known(model_config)) is not None:
             check_shapes(base, replace(description, sequence=SequenceHead("classes", 2) if head else None))
         decoder = decoder_of(model_config) if head else None
         names = [name for name in _stored_once(base_dir, base) if decoder is None or is_of_base(name, decoder)]
         names = [name for name in names if name not in head]
-        _check_fit(adapter_dir, base, names, pairs, inputs_first)
+        _check_fit(adapter_dir, base, names, changes, inputs_first)
         with replace_directory(output, overwrite) as directory:
             writer = CheckpointWriter(directory)
             for name in names:
-                whole = base.read(name)
-                if name in pairs:
-                    a_RI, b_OR = pairs[name]
-                    # (W + B A)^T = W^T + A^T B^T
-                    whole = _merged(whole, *((b_OR.T, a_RI.T) if inputs_first else (a_RI, b_OR)), scale)
-                writer.add(name, whole)
+                writer.add(name, _merged(name, base.read(name), changes, inputs_first))
             for name, tensor in head.items():
                 writer.add(name, tensor.to(base.dtype(names[0])))
             writer.finish()
@@ -92,7 +87,7 @@ def _without_head(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The adapters' tensors, and those of modules that were trained whole."""
     modules = config.get("modules_to_save") or []
-    head = {name: tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    head = {name: tensor for name, tensor in tensors.items() if not is_of_adapter(name)}
     odd = [name for name in head if not set(modules) & set(name.split("."))]
     if modules and (odd or not head or config.get("task_type") != "SEQ_CLS"):
         raise BadInput(
@@ -115,17 +110,12 @@ def _say_what_it_tells(adapter_dir: Path, directory: Path, head: dict[str, Tenso
     write_sequence_config(directory, kind if size == 1 else "classes", labels, size)
 
 
-def _scale(adapter_dir: Path, config: dict[str, Any]) -> float:
+def _check_supported(adapter_dir: Path, config: dict[str, Any]) -> None:
     odd = [field for field in _UNSUPPORTED if config.get(field)]
     if config.get("bias", "none") != "none":
         odd.append("bias")
     if odd:
         raise BadInput(f"{adapter_dir} cannot be merged: its {CONFIG_FILE} uses {', '.join(odd)}.")
-    try:
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
-        return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise BadInput(f"{adapter_dir / CONFIG_FILE} gives no rank 'r' and 'lora_alpha': copy it again.") from None
 
 
 def _without_copies(adapter_dir: Path, base: Checkpoint, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -139,19 +129,11 @@ def _without_copies(adapter_dir: Path, base: Checkpoint, tensors: dict[str, Tens
     return {name: tensor for name, tensor in tensors.items() if ".base_layer." not in name}
 
 
-def _pairs(adapter_dir: Path, tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Name of the adapted weight -> its A ``(rank, inputs)`` and B ``(outputs, rank)``."""
-    pairs = {}
-    for name, a_RI in tensors.items():
-        linear, suffix, rest = name.partition(".lora_A.weight")
-        b_OR = tensors.get(f"{linear}.lora_B.weight")
-        if suffix and not rest and b_OR is not None:
-            pairs[f"{linear}.weight"] = (a_RI, b_OR)
-    if 2 * len(pairs) != len(tensors):
-        known = {name.removesuffix("weight") + f"lora_{part}.weight" for name in pairs for part in "AB"}
-        odd = sorted(tensors.keys() - known)
-        raise BadInput(f"{adapter_dir} cannot be merged: {odd[0]} is no half of a LoRA pair of a linear.")
-    return pairs
+def _shapes(base: Checkpoint, inputs_first: bool) -> dict[str, tuple[int, int]]:
+    """``(outputs, inputs)`` of each linear of the base, by its name."""
+    shapes = {name.removesuffix(".weight"): base.shape(name) for name in base.names if name.endswith(".weight")}
+    matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == 2}
+    return {name: (b, a) for name, (a, b) in matrices.items()} if inputs_first else matrices
 
 
 def _stored_once(base_dir: Path, base: Checkpoint) -> list[str]:
@@ -167,27 +149,25 @@ def _stored_once(base_dir: Path, base: Checkpoint) -> list[str]:
 
 
 def _check_fit(
-    adapter_dir: Path,
-    base: Checkpoint,
-    names: list[str],
-    pairs: dict[str, tuple[Tensor, Tensor]],
-    inputs_first: bool,
+    adapter_dir: Path, base: Checkpoint, names: list[str], changes: dict[str, Change], inputs_first: bool
 ) -> None:
-    for name, (a_RI, b_OR) in pairs.items():
+    for linear, change in changes.items():
+        name = f"{linear}.weight"
         if name not in names:
             raise BadInput(
-                f"{adapter_dir} does not fit {base.directory}: it adapts {name.removesuffix('.weight')}, "
+                f"{adapter_dir} does not fit {base.directory}: it adapts {linear}, "
                 "which has no weight of its own there."
             )
         stored = base.shape(name)
-        if (stored[::-1] if inputs_first else stored) != (b_OR.shape[0], a_RI.shape[1]) or len(a_RI) != b_OR.shape[1]:
-            raise BadInput(
-                f"{adapter_dir} does not fit {base.directory}: {name} has shape {base.shape(name)}, the adapter's B "
-                f"and A have {tuple(b_OR.shape)} and {tuple(a_RI.shape)}."
-            )
+        if (stored[::-1] if inputs_first else stored) != change.shape_OI or not change.fits_itself:
+            raise BadInput(f"{adapter_dir} does not fit {base.directory}: {name} has shape {stored}, {change.told()}.")
 
 
-def _merged(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
-    dtype = torch.float64 if weight_OI.dtype == torch.float64 else torch.float32
-    delta_OI = b_OR.to(dtype) @ a_RI.to(dtype)
-    return weight_OI.to(dtype).add_(delta_OI, alpha=scale).to(weight_OI.dtype)
+def _merged(name: str, whole: Tensor, changes: dict[str, Change], inputs_first: bool) -> Tensor:
+    linear, _, part = name.rpartition(".")
+    change = changes.get(linear)
+    if change is None:
+        return whole
+    if part == "bias":
+        return change.bias(whole)
+    return change.weight(whole.T).T if inputs_first else change.weight(whole)

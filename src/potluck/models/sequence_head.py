@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from potluck.chain.classifier import Classifier, Kind
+from potluck.job_sections import IA3, Adapter
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import ClassifierNames, Decoder, SequenceHead
+from potluck.models.targets import names_apart
 
 
 def build_classifier(cutter: Cutter, decoder: Decoder, sequence: SequenceHead) -> Classifier:
@@ -42,29 +44,33 @@ def trains_hidden(decoder: Decoder, *, full: bool) -> bool:
     return names.hidden is not None and (full or not names.hidden_of_base)
 
 
-def adapter_targets(targets: Sequence[str], adapted: Iterable[str], decoder: Decoder) -> list[str]:
-    """The names by which peft finds the linears ``adapted``, and no other.
+def adapter_targets(adapter: Adapter, adapted: Iterable[str], decoder: Decoder) -> tuple[list[str], list[str]]:
+    """The names by which peft finds the linears ``adapted``, and no other; of (IA)^3, those of scaled inputs again.
 
     Args:
-        targets: as the job names them; ``all-linear`` among them is written as last parts of names.
+        adapter: as the job has it; ``all-linear`` among its targets is written as last parts of names.
         adapted: full names of the linears that have adapters.
         decoder: the model's description. Where its head's layers are called as linears of blocks are (``dense``), more
             parts of the names are written.
     """
     linears = sorted(adapted)
+    if isinstance(adapter, IA3):
+        of_outputs, of_inputs = names_apart(linears, decoder)
+        return sorted({*of_outputs, *of_inputs}), of_inputs
+    targets = list(adapter.targets)
     if "all-linear" in targets:
         targets = sorted({name.rsplit(".", 1)[-1] for name in linears})
     classifier = decoder.names.classifier
     hidden = None if classifier is None else classifier.hidden
     if hidden is None:
-        return list(targets)
+        return targets, []
     written: list[str] = []
     for target in targets:
         if f".{hidden}".endswith(f".{target}"):
             written += {decoder.within_block(name) for name in linears if name.endswith(f".{target}")}
         else:
             written.append(target)
-    return sorted(set(written))
+    return sorted(set(written)), []
 
 
 def modules_to_save(names: Iterable[str], decoder: Decoder) -> list[str]:

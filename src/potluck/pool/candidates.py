@@ -9,7 +9,17 @@ from potluck.job import Job
 from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import Prediction, Units, predict
 from potluck.pool.embeddings import moves_all, why_not
-from potluck.pool.plan import PIPELINES, DeviceShare, Plan, forbidden, row_devices, stage_devices, what_leaves
+from potluck.pool.plan import (
+    PIPELINES,
+    TENSORS,
+    DeviceShare,
+    Plan,
+    divides_rows,
+    forbidden,
+    row_devices,
+    stage_devices,
+    what_leaves,
+)
 from potluck.pool.profile import Profile, Work
 from potluck.pool.reasons import alone_s, if_all_on_one, missing, too_slow, why
 from potluck.pool.rows import best_rows, plan_rows
@@ -66,7 +76,10 @@ def plans(
     found = [single(task, profiles[0], owners)]
     if not job.data_stays:
         found += [single(task, profile, owners) for profile in profiles[1:]]
-    found += [_tensor(task, profiles, owners), tensor_uniform(task, profiles, owners)]
+    if divided := divides_rows(job.adapter, decoder):
+        found += [Candidate(strategy, False, divided if len(profiles) > 1 else _ONE_DEVICE) for strategy in TENSORS]
+    else:
+        found += [_tensor(task, profiles, owners), tensor_uniform(task, profiles, owners)]
     found += [_pipeline(strategy, job, decoder, work, profiles, owners) for strategy in PIPELINES]
     found.append(_data(job, decoder, work, profiles, owners))
     return _with_reasons(task, profiles, [_of_embeddings(job, decoder, each, owners) for each in found])
@@ -105,7 +118,8 @@ def if_data_moved(
     moved = [single(task, profile, {profile.device}) for profile in profiles]
     moved += [c for c in candidates if c.moves_data and c.strategy != "single"]
     if len(owners) > 1:
-        moved.append(_tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S))
+        if not divides_rows(job.adapter, decoder):
+            moved.append(_tensor(task, profiles, {profiles[0].device}, time_limit_s=_MOVED_LIMIT_S))
         moved.append(_data(job.model_copy(update={"data_stays": False}), decoder, work, profiles, owners))
     steps = [
         (c.prediction.step_s, _who(c.plan)) for c in moved if c.plan and c.prediction and not missing(c.prediction)

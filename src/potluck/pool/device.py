@@ -122,7 +122,6 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         return
     fetched = _model(spec, with_tokenizer=spec.owns)
     decoder = decoder_for(read_config(fetched.directory), job)
-    lora = job.lora if job.train == "lora" else None
 
     def progress(done: int, total: int) -> None:
         emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
@@ -134,7 +133,7 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
             spec.rank,
             checkpoint,
             decoder,
-            lora,
+            job.adapter,
             owns=spec.owns,
             train_embeddings=job.train_embeddings,
             progress=progress,

@@ -20,12 +20,12 @@ from potluck.chain.piece import At, Chain, Link
 from potluck.chain.ranges import Ranges
 from potluck.chain.share import Share
 from potluck.chain.walk import backward, forward
-from potluck.job_sections import Lora
+from potluck.job_sections import Adapter
 from potluck.models.build import build_part
 from potluck.models.families.decoder import Decoder
 from potluck.models.precision import torch_dtype
 from potluck.models.random_weights import RandomWeights
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.pool.measured_work import decoder_of_work
 from potluck.pool.profile import Work
 
@@ -117,7 +117,7 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
         BadInput: the work's model cannot be used, or an adapter's target matches nothing.
     """
     model = decoder_of_work(work)
-    lora = lora_of_a_block(work.lora, model) if work.train == "lora" else None
+    adapter = None if work.adapter is None else adapter_of_a_block(work.adapter, model)
     decoder = replace(model, layers=model.layers[:1] * 2)  # the first lacks what a block adds of the one before
     weights = RandomWeights(decoder)
     compute = torch_dtype(work.dtype)
@@ -125,7 +125,7 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
     def links(heads: int, columns: int, rows: int) -> tuple[tuple[Link, ...], Chain, AnyHead]:
         mine = Share(Ranges.of(0, heads), Ranges.of(0, columns), Ranges.of(0, rows))
         rest = Share(Ranges.of(heads, decoder.num_heads), Ranges.of(columns, decoder.intermediate_size), Ranges(()))
-        part = build_part(weights, decoder, [mine, rest], 0, compute=compute, lora=lora, seed=0)
+        part = build_part(weights, decoder, [mine, rest], 0, compute=compute, lora=adapter, seed=0)
         return part.chain.links[2:], part.chain, part.head
 
     empty, ending, head = links(0, 0, max(vocab_rows))
@@ -145,14 +145,14 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
     )
 
 
-def lora_of_a_block(lora: Lora, decoder: Decoder) -> Lora:
+def adapter_of_a_block(adapter: Adapter, decoder: Decoder) -> Adapter:
     """Adapters on all linears of a block that the job adapts in some block.
 
     Raises:
         BadInput: a target matches nothing.
     """
-    names = {decoder.within_block(name) for name in match_targets(lora.targets, decoder.linears)}
-    return lora.model_copy(update={"targets": sorted(names)})
+    names = {decoder.within_block(name) for name in targets_of(adapter, decoder)}
+    return adapter.model_copy(update={"targets": sorted(names)})
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def work_of(job: Job, config: PretrainedConfig, examples: Sequence[Example], own
         dtype=job.dtype,
         train=job.train,
         lora=job.lora,
+        ia3=job.ia3,
         checkpointing=job.checkpointing,
         optimizer=job.optimizer,
         sequence=job.task != "causal-lm",

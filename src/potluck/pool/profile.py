@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.errors import BadInput
-from potluck.job_sections import Lora, OptimizerName
+from potluck.job_sections import IA3, Adapter, Lora, OptimizerName, Train, adapter_of
 
 
 class _Plain(BaseModel):
@@ -42,12 +42,18 @@ class Work(_Plain):
     longest: int = 0
     """Positions of the longest row, for which memory must do; 0 where all are of ``length``."""
     dtype: Literal["fp32", "bf16", "fp64"]
-    train: Literal["lora", "full"]
+    train: Train
     lora: Lora
+    ia3: IA3 = IA3()
     checkpointing: bool
     optimizer: OptimizerName = "adamw"
     sequence: bool = False
     """Whether a head of whole sequences is trained, in place of one over the vocabulary."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is trained beside the model; None where that is the model itself."""
+        return adapter_of(self.train, self.lora, self.ia3)
 
 
 class Machine(_Plain):

@@ -74,7 +74,7 @@ def profile_work(
     """
     _check(threads, pace)
     # What a device is measured at follows from the work alone; of the job it reads the dtype.
-    job = Job(model="-", data=Data(train=["-"]), output=Path("-"), dtype=work.dtype, train=work.train, lora=work.lora)
+    job = Job(model="-", data=Data(train=["-"]), output=Path("-"), dtype=work.dtype, train=work.train)
     return _measured_apart(work, job, name, threads, pace, tell)
 
 

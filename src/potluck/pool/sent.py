@@ -37,7 +37,9 @@ def messages(task: Task, world_size: Floats) -> Messages:
     a_micro_batch = a_micro_batch + spread * contents
     return Messages(
         # layouts, norm and loss, clocks: four; gradients: one; values: one a home
-        count=task.micro_batches * (2 * task.half_batches + 1 + bool(contents)) + 5 + kv_messages + n,
+        count=task.micro_batches * (2 * task.half_batches + 1 + bool(contents))
+        + (4 + bool(task.partial_bytes) + kv_messages)
+        + n * bool(task.whole_bytes),
         bytes=task.micro_batches * (a_micro_batch + gather * task.pair_bytes)
         + reduce * (task.partial_bytes + 2 * shared_kv * task.kv_trained_bytes)
         + (n - 1) / n * task.whole_bytes,

@@ -6,10 +6,11 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 
 from potluck.job import Job
+from potluck.job_sections import IA3, Lora
 from potluck.models.families.decoder import Decoder
 from potluck.models.optimizer import MOMENTS
 from potluck.models.sequence_head import trains_hidden
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.pool.profile import Work
 
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
@@ -183,7 +184,7 @@ def task_of(job: Job, decoder: Decoder, work: Work, *, owners: int = 1, micro_ba
         kv_trained_bytes=trained.kv_head * exact,
         kept_bytes=2 * B * S * D * (exact + wire) * longest_part,
         head_work_bytes=logits + half_batches * N * D * (exact + compute),
-        weights=_weights(decoder, of_chain[0], trained, compute, stepped_bytes, full=job.train == "full"),
+        weights=_weights(job, decoder, of_chain[0], trained, compute, stepped_bytes),
         trained=trained,
         checkpointing=work.checkpointing,
         tables=tables,
@@ -216,9 +217,9 @@ def lowest_link(job: Job, decoder: Decoder) -> int:
     Raises:
         BadInput: an adapter's target matches nothing.
     """
-    if job.train == "full":
+    if job.adapter is None:
         return 2 * decoder.frozen_blocks
-    targets = match_targets(job.lora.targets, decoder.linears, decoder.frozen_linears)
+    targets = targets_of(job.adapter, decoder)
     of_attention = {*decoder.names.qkv, decoder.names.o}
     links = (
         2 * i + (name not in of_attention)
@@ -264,26 +265,43 @@ def _head_norms(decoder: Decoder) -> int:
 
 
 def _weights(
-    decoder: Decoder, of_chain: PerUnit, trained: PerUnit, compute: int, stepped_bytes: float, *, full: bool
+    job: Job, decoder: Decoder, of_chain: PerUnit, trained: PerUnit, compute: int, stepped_bytes: float
 ) -> PerUnit:
     """Bytes by unit: frozen weights in the compute dtype; of trained ones the value, its gradient and moments.
 
     ``of_chain`` is what is trained without a head of whole sequences: without adapters, these are weights themselves.
     """
-    elements = _elements(decoder)
+    elements, squares = _elements(decoder), _squares(job, decoder)
+    exact = max(4, compute)
 
-    def held(base: float, itself: float, stepped: float) -> float:
-        return (base - itself * full) * compute + stepped * stepped_bytes
+    def held(base: float, itself: float, stepped: float, more: float = 0.0) -> float:
+        frozen = base - itself * (job.train == "full")
+        return frozen * compute + stepped * stepped_bytes + more * exact
 
     # a trained row is cast, and its gradient found, in the compute dtype, where that is another
     in_compute = 2 * trained.vocab_row * compute * (compute < 4)
     return PerUnit(
-        head=held(elements.head, of_chain.head, trained.head),
-        kv_head=held(elements.kv_head, of_chain.kv_head, trained.kv_head),
-        column=held(elements.column, of_chain.column, trained.column),
+        head=held(elements.head, of_chain.head, trained.head, squares.head),
+        kv_head=held(elements.kv_head, of_chain.kv_head, trained.kv_head, squares.kv_head),
+        column=held(elements.column, of_chain.column, trained.column, squares.column),
         vocab_row=held(elements.vocab_row, of_chain.vocab_row, trained.vocab_row) + in_compute,
-        replicated=held(elements.replicated, of_chain.replicated, trained.replicated),
+        replicated=held(elements.replicated, of_chain.replicated, trained.replicated, squares.replicated),
     )
+
+
+def _squares(job: Job, decoder: Decoder) -> PerUnit:
+    """What DoRA keeps of frozen weights: a number for each row of linears over one input, where one is adapted."""
+    head = kv_head = column = replicated = 0
+    if isinstance(job.adapter, Lora) and job.adapter.use_dora:
+        targets, names = targets_of(job.adapter, decoder), decoder.names
+        for i in range(len(decoder.layers)):
+            for group in (names.qkv, names.into):
+                if targets.intersection(decoder.full_name(i, name) for name in group):
+                    units = np.array([decoder.units(name) for name in group]).sum(0)
+                    head, kv_head, column = head + int(units[0]), kv_head + int(units[1]), column + int(units[2])
+            rows = targets.intersection({decoder.full_name(i, names.o), decoder.full_name(i, names.out)})
+            replicated += len(rows) * decoder.hidden_size
+    return PerUnit(head, kv_head, column, 0, replicated)
 
 
 def _with_sequence_head(
@@ -302,17 +320,21 @@ def _trained(job: Job, decoder: Decoder) -> tuple[PerUnit, float, float]:
 
     A head of whole sequences is left out.
     """
-    if job.train == "full":
+    adapter = job.adapter
+    if adapter is None:
         elements = _elements(decoder, decoder.frozen_blocks)
         per_head_norms = (len(decoder.layers) - decoder.frozen_blocks) * _head_norms(decoder)
         row = decoder.hidden_size if job.train_embeddings and decoder.embedding_is_head else 0
         by_unit = PerUnit(elements.head, elements.kv_head, elements.column, row, elements.replicated)
         return by_unit, per_head_norms, elements.replicated
-    targets = match_targets(job.lora.targets, decoder.linears, decoder.frozen_linears)
-    if not targets:
-        return PerUnit(0, 0, 0, 0, 0), 0, 0
-    r = job.lora.rank
-    replicated = len(targets) * r * decoder.hidden_size
-    rows = np.array([decoder.units(decoder.within_block(target)) for target in targets])
-    head, kv_head, column = (r * rows.sum(0)).tolist()
+    names = [decoder.within_block(target) for target in targets_of(adapter, decoder)]
+    rows = np.array([decoder.units(name) for name in names]).reshape(-1, 3)
+    if isinstance(adapter, IA3):
+        head, kv_head, column = rows.sum(0).tolist()
+        return PerUnit(head, kv_head, column, 0, 0), 0, 0
+    r = adapter.rank
+    magnitudes = np.array([adapter.use_dora and decoder.cuts[name] == "column" for name in names])
+    head, kv_head, column = ((r + magnitudes[:, None]) * rows).sum(0).tolist()
+    replicated = len(names) * r * decoder.hidden_size
+    replicated += adapter.use_dora * int((~magnitudes).sum()) * decoder.hidden_size
     return PerUnit(head, kv_head, column, 0, replicated), replicated, replicated

@@ -12,7 +12,7 @@ from torch import Tensor
 from potluck.chain.comm import Comm
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.models.adapter import TEMPLATE_FILE, adapter_config, write_adapter
+from potluck.models.adapter import TEMPLATE_FILE, adapter_config, linear_of, write_adapter
 from potluck.models.build import Part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_for, read_config
@@ -75,14 +75,13 @@ def train(
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
         check_shapes(checkpoint, decoder)
-        lora = job.lora if job.train == "lora" else None
         part = part_for(
             plan,
             rank,
             checkpoint,
             decoder,
             compute=torch_dtype(job.dtype),
-            lora=lora,
+            lora=job.adapter,
             seed=job.seed,
             train_embeddings=job.train_embeddings,
         )
@@ -168,17 +167,18 @@ def save(
         return
     assert result_dir is not None
     own_template = job.data.own_template()
-    if job.train == "lora":
+    if job.adapter is not None:
         adapters = dict(whole)
-        adapted = {name.split(".lora_")[0] for name in adapters if ".lora_" in name}
-        of_head = [name for name in adapters if ".lora_" not in name]
-        targets = adapter_targets(job.lora.targets, adapted, decoder) if adapted else []
+        adapted = {linear for name in adapters if (linear := linear_of(name)) is not None}
+        of_head = [name for name in adapters if linear_of(name) is None]
+        targets, feedforward = adapter_targets(job.adapter, adapted, decoder)
         from_gguf = job.model.lower().endswith(".gguf")  # by which name stock peft could not load it
         base = str(model_dir) if from_gguf else job.model
         config = adapter_config(
-            job.lora,
+            job.adapter,
             base,
             targets,
+            feedforward=feedforward,
             inputs_first=decoder.inputs_first,
             modules_to_save=modules_to_save(of_head, decoder),
             blocks=range(decoder.frozen_blocks, len(decoder.layers)) if decoder.frozen_blocks and adapted else (),

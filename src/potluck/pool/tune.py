@@ -14,7 +14,7 @@ from potluck.models.precision import torch_dtype
 from potluck.models.save import check_output, replace_directory
 from potluck.models.shapes import check_model
 from potluck.models.source import resolve
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.pool.crew import Crew, Gathering, LocalCrew, Manners, check_devices, check_gathering, joined_crew
 from potluck.pool.decide import decide
 from potluck.pool.launch import Event
@@ -84,8 +84,8 @@ def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: M
         job = job.model_copy(update={"data": in_order_of(config, job.data)})
     decoder = decoder_for(config, job)
     check_model(model_dir, decoder)
-    if job.train == "lora":
-        match_targets(job.lora.targets, decoder.linears, decoder.frozen_linears)  # refused here, before anything slow
+    if job.adapter is not None:
+        targets_of(job.adapter, decoder)  # refused here, before anything slow
     if gathering is None and ranks is None:
         make_plan(job, config)  # as is this
     examples = encode_for(model_dir, train_rows, job.data)  # and this

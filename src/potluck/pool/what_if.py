@@ -113,16 +113,17 @@ def check_job(job: Job, work: Work, where: str) -> None:
     Raises:
         BadInput: it was not (says what differs).
     """
-    wanted = {
+    wanted: dict[str, object] = {
         "train": job.train,
         "checkpointing": job.checkpointing,
         "optimizer": job.optimizer,
         "a head of whole sequences": job.task != "causal-lm",
         "rows of a half-batch": _half_batch_rows(job, work.rows),
-        **({"lora": job.lora} if job.train == "lora" else {}),
+        **({job.train: job.adapter} if job.adapter is not None else {}),
         **({"dtype": job.dtype} if job.dtype != "auto" else {}),
     }
-    measured = {**work.model_dump(include={"train", "checkpointing", "optimizer", "dtype"}), "lora": work.lora}
+    measured: dict[str, object] = work.model_dump(include={"train", "checkpointing", "optimizer", "dtype"})
+    measured |= {"lora": work.lora, "ia3": work.ia3}
     measured |= {"rows of a half-batch": work.rows, "a head of whole sequences": work.sequence}
     for name, value in wanted.items():
         if measured[name] != value:

@@ -77,7 +77,7 @@ class ClientModel:
             listener: told how far fetching is.
             trainable: whether the blocks get adapters.
         """
-        cut, lora = terms.split.cut, terms.lora if trainable else None
+        cut, lora = terms.split.cut, terms.adapter if trainable else None
         check_cut(self.decoder, cut)
 
         def fetching(done: int, total: int) -> None:

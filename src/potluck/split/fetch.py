@@ -101,7 +101,16 @@ def _job(terms: Terms, base: str, output: Path, format: Format) -> Job:
     """What was trained, as far as it is known here."""
     known = {} if format == "auto" else {"format": format}
     data = terms.data.model_copy(update={"train": [], "eval": [], **known})  # no paths of the server's choice
-    return Job(model=base, data=data, output=output.absolute(), split=terms.split, lora=terms.lora, seed=terms.seed)
+    return Job(
+        model=base,
+        data=data,
+        output=output.absolute(),
+        split=terms.split,
+        train=terms.train,
+        lora=terms.lora,
+        ia3=terms.ia3,
+        seed=terms.seed,
+    )
 
 
 def _trained_on(uplink: Uplink) -> set[str]:

@@ -13,12 +13,12 @@ from potluck.chain.share import Share
 from potluck.chain.trained import Trained
 from potluck.chain.whole import Whole
 from potluck.errors import BadInput
-from potluck.job_sections import Lora
+from potluck.job_sections import Adapter, Lora
 from potluck.models.build import build_chain
 from potluck.models.cutting import Cutter
 from potluck.models.families.decoder import Decoder
 from potluck.models.tables import embedding_of, head_of
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.models.weights import Weights
 
 
@@ -71,7 +71,7 @@ def check_cut(decoder: Decoder, cut: int) -> None:
 
 
 def client_part(
-    weights: Weights, decoder: Decoder, cut: int, *, compute: torch.dtype, lora: Lora | None, seed: int
+    weights: Weights, decoder: Decoder, cut: int, *, compute: torch.dtype, lora: Adapter | None, seed: int
 ) -> ClientPart:
     """Build the client's part; of the tables nothing is read before a row is asked for.
 
@@ -103,7 +103,7 @@ def server_part(
     cut: int,
     *,
     compute: torch.dtype,
-    lora: Lora,
+    lora: Adapter | None,
     seed: int,
     device: torch.device | None = None,
     checkpointing: bool = False,
@@ -124,7 +124,7 @@ def _part(
     decoder: Decoder,
     blocks: range,
     compute: torch.dtype,
-    lora: Lora | None,
+    lora: Adapter | None,
     seed: int,
     device: torch.device,
     *,
@@ -133,7 +133,7 @@ def _part(
     whole = Share(
         Ranges.of(0, decoder.num_heads), Ranges.of(0, decoder.intermediate_size), Ranges.of(0, decoder.vocab_size)
     )
-    targets = frozenset() if lora is None else match_targets(lora.targets, decoder.linears)
+    targets = frozenset() if lora is None else targets_of(lora, decoder)
     placed = weights if device.type == "cpu" else _Placed(weights, device)
     cutter = Cutter(placed, 0, compute, lora or Lora(), targets, seed, device, decoder.inputs_first)
     chain = build_chain(decoder, [whole], 0, compute, cutter, range(2 * blocks.start, 2 * blocks.stop))

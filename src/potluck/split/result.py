@@ -10,13 +10,12 @@ from torch import Tensor
 
 from potluck.job import JOB_FILE, METRICS_FILE, Job, dump_job
 from potluck.job_sections import Split
-from potluck.models.adapter import adapter_config, write_adapter
+from potluck.models.adapter import adapter_config, linear_of, write_adapter
+from potluck.models.families.decoder import Decoder
 from potluck.split.candidates import Candidates
 from potluck.split.quality import Quality
 from potluck.split.settings import own_template
 from potluck.split.terms import QUALITY_FILE
-
-_LORA = (".lora_A.weight", ".lora_B.weight")
 
 
 @dataclass(frozen=True)
@@ -104,17 +103,19 @@ def write_result(
     outcome: Outcome,
     losses: Sequence[float],
     *,
-    inputs_first: bool,
+    decoder: Decoder,
 ) -> None:
     """Write adapter, job, quality and the training loss of each step into an existing directory.
 
-    ``inputs_first`` says that the model stores linears as ``[in, out]``.
+    ``decoder`` is the model's description.
 
     Raises:
         OSError, SafetensorError: the files could not be written (see :func:`potluck.models.save.replace_directory`).
     """
-    linears = sorted({name.removesuffix(end) for name in tensors for end in _LORA if name.endswith(end)})
-    config = adapter_config(job.lora, job.model, linears, inputs_first=inputs_first)
+    linears = sorted({linear for name in tensors if (linear := linear_of(name)) is not None})
+    assert job.adapter is not None, "settings.settle refuses others"
+    feedforward = [name for name in linears if decoder.cuts[decoder.within_block(name)] == "row"]
+    config = adapter_config(job.adapter, job.model, linears, feedforward=feedforward, inputs_first=decoder.inputs_first)
     write_adapter(directory, tensors, config, chat_template=own_template(job))
     (directory / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
     (directory / QUALITY_FILE).write_text(json.dumps(outcome.to_json(), indent=2) + "\n", encoding="utf-8")

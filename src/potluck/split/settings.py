@@ -11,7 +11,7 @@ from potluck.models.families import decoder_of, read_config
 from potluck.models.families.decoder import Decoder
 from potluck.models.shapes import check_model
 from potluck.models.source import resolve
-from potluck.models.targets import match_targets
+from potluck.models.targets import targets_of
 from potluck.split.agreement import Agreement, agreement_of
 from potluck.split.check import Limits
 from potluck.split.listener import SplitListener
@@ -54,14 +54,14 @@ def settle(job: Job, listener: SplitListener) -> Settled:
     Raises:
         BadInput: the model cannot be used or cut there, or an adapter's target matches nothing.
     """
-    if job.train == "full":
-        raise BadInput("Split training trains adapters, not the whole model: train: lora.")
+    if job.adapter is None:
+        raise BadInput("Split training trains adapters, not the whole model: train: lora or train: ia3.")
     split = job.split or Split()
     model_dir = resolve(job.model, tell=listener.tell)
     decoder = decoder_of(read_config(model_dir))
     check_cut(decoder, split.cut)
     check_model(model_dir, decoder)
-    match_targets(job.lora.targets, decoder.linears)
+    targets_of(job.adapter, decoder)
     own_template(job)
     files = ModelFiles(model_dir)
     agreement = agreement_of(files.listing(), split.cut, split.encoding, split.targets)

@@ -70,7 +70,7 @@ def train_in_steps(settled: Settled, table: StepTable, expected: int, listener: 
     )
     with replace_directory(job.output, job.overwrite) as directory:
         tensors = training.learner.part.tensors() | training.averaged
-        write_result(directory, job, tensors, outcome, training.losses, inputs_first=settled.decoder.inputs_first)
+        write_result(directory, job, tensors, outcome, training.losses, decoder=settled.decoder)
     training.clients.dismiss()
     return outcome
 
@@ -81,7 +81,7 @@ def _client_tensors(settled: Settled, checkpoint: Checkpoint) -> dict[str, Tenso
     if split.client == "frozen":
         return {}
     compute = torch_dtype(job.dtype)
-    part = client_part(checkpoint, settled.decoder, split.cut, compute=compute, lora=job.lora, seed=job.seed)
+    part = client_part(checkpoint, settled.decoder, split.cut, compute=compute, lora=job.adapter, seed=job.seed)
     return part.part.tensors()
 
 

@@ -1,11 +1,11 @@
 """What a server asks of its clients: all they need to know of its job, as JSON from outside."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.errors import BadInput, from_outside
-from potluck.job_sections import Data, Lora, OptimizerName, Split
+from potluck.job_sections import IA3, Adapter, Data, Lora, OptimizerName, Split
 from potluck.split.agreement import Agreement
 
 QUALITY_FILE = "quality.json"
@@ -29,7 +29,9 @@ class Terms(BaseModel):
     vocab_size: Annotated[int, Field(ge=1)]
     longest: Annotated[int, Field(ge=1)]
     """Positions an example may have."""
+    train: Literal["lora", "ia3"]
     lora: Lora
+    ia3: IA3
     seed: int
     optimizer: OptimizerName
     learning_rate: float
@@ -38,6 +40,11 @@ class Terms(BaseModel):
     weight_decay: float
     clip: float
     dtype: str
+
+    @property
+    def adapter(self) -> Adapter:
+        """What is trained beside the model."""
+        return self.ia3 if self.train == "ia3" else self.lora
 
 
 def parse_terms(content: dict[str, Any]) -> Terms:

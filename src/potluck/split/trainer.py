@@ -114,7 +114,7 @@ def train_store(
                 epochs.learner.part.tensors(),
                 outcome,
                 epochs.losses,
-                inputs_first=settled.decoder.inputs_first,
+                decoder=settled.decoder,
             )
         progress.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
@@ -132,7 +132,7 @@ def learner_of(
         settled.decoder,
         settled.split.cut,
         compute=torch_dtype(job.dtype),
-        lora=job.lora,
+        lora=job.adapter,
         seed=job.seed,
         device=device,
         checkpointing=job.checkpointing,
@@ -205,11 +205,21 @@ def _from_adapter(job: Job, part: SplitPart) -> str:
     """
     directory = job.output
     stored, config = read_tensors(directory), read_config(directory)
-    if config.get("lora_alpha") != job.lora.alpha:
+    if config["peft_type"] != job.train.upper():
         raise BadInput(
-            f"{directory} cannot be trained further: its alpha is {config.get('lora_alpha')}, but lora.alpha is "
-            f"{job.lora.alpha:g}."
+            f"{directory} cannot be trained further: it is of kind {config['peft_type']}, but train is {job.train}."
         )
+    if job.train == "lora":
+        if config.get("lora_alpha") != job.lora.alpha:
+            raise BadInput(
+                f"{directory} cannot be trained further: its alpha is {config.get('lora_alpha')}, but lora.alpha is "
+                f"{job.lora.alpha:g}."
+            )
+        for field, wanted in (("use_rslora", job.lora.use_rslora), ("use_dora", job.lora.use_dora)):
+            if (has := bool(config.get(field))) != wanted:
+                raise BadInput(
+                    f"{directory} cannot be trained further: its {field} is {has}, but lora.{field} is {wanted}."
+                )
     for t in part.trained:
         if t.name not in stored or stored[t.name].shape != t.local.shape:
             raise BadInput(f"{directory} cannot be trained further: it lacks {t.name} of shape {tuple(t.local.shape)}.")

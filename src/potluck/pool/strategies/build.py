@@ -6,14 +6,15 @@ import torch
 
 from potluck.chain.comm import Comm
 from potluck.chain.ranges import Ranges
-from potluck.job_sections import Lora
+from potluck.errors import BadInput
+from potluck.job_sections import Adapter
 from potluck.models.build import Part, build_part
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
 from potluck.models.prefetch import prefetch
 from potluck.models.tables import embedding_tables, tables
 from potluck.models.weights import Weights
-from potluck.pool.plan import Plan
+from potluck.pool.plan import Plan, divides_rows
 from potluck.pool.step import Settings, tensor_parallel
 from potluck.pool.strategies.data import DataParallel
 from potluck.pool.strategies.pipeline import Pipeline
@@ -27,7 +28,7 @@ def part_for(
     decoder: Decoder,
     *,
     compute: torch.dtype,
-    lora: Lora | None,
+    lora: Adapter | None,
     seed: int,
     train_embeddings: bool = False,
 ) -> Part:
@@ -44,10 +45,12 @@ def part_for(
         train_embeddings: as :func:`potluck.models.build.build_part` has it.
 
     Raises:
-        BadInput: a target matches nothing.
+        BadInput: a target matches nothing, or the adapter cannot be cut so.
     """
     device = plan.devices[rank]
     alone = plan.strategy == "data" or device.links is not None
+    if not alone and len(plan.devices) > 1 and (divided := divides_rows(lora, decoder)):
+        raise BadInput(f"strategy: '{plan.strategy}' is not possible: {divided}")
     return build_part(
         weights,
         decoder,
@@ -105,7 +108,7 @@ def prefetch_for(
     rank: int,
     checkpoint: Checkpoint,
     decoder: Decoder,
-    lora: Lora | None,
+    lora: Adapter | None,
     *,
     owns: bool,
     train_embeddings: bool = False,
