@@ -279,3 +279,19 @@ def test_a_plain_checkpoint_with_frozen_blocks(tmp_path: Path) -> None:
         changed = {name for name in base.names if not torch.equal(base.read(name), written.read(name))}
     assert changed == set(saved.trained)
     assert len(changed) == 10  # of the second block, and the last norm
+
+
+@pytest.mark.parametrize("kind", ["ia3", "dora"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_of_other_kinds_above_frozen_blocks(tmp_path: Path, family: str, kind: str) -> None:
+    cfg = config(family, num_hidden_layers=3)
+    names = decoder_of(cfg).names
+    of_columns = {"use_dora": True, "targets": [names.qkv[0], names.into[-1]]}
+    fields = {"train": "ia3"} if kind == "ia3" else {"lora": {**of_columns, "rank": 2}}
+    saved = train_and_save(tmp_path, cfg, 3, torch.float64, frozen_blocks=2, **fields)
+    assert saved.trained
+    assert all(name.startswith(f"{names.blocks}.2.") for name in saved.trained)
+    adapted = strictly_loaded(saved)
+    assert abs(loss_of(logits(adapted)) - saved.loss) < 1e-9
+    merge(saved.result, saved.base, tmp_path / "merged", overwrite=False)
+    assert (logits(stock(tmp_path / "merged")) - logits(adapted)).abs().max() < 1e-9
