@@ -8,7 +8,8 @@ import pytest
 from potluck.errors import BadInput
 from potluck.job import Job, dump_job
 from potluck.job_sections import Data
-from potluck.use import evaluate_result, generate, merge_result, open_result
+from potluck.texts.rows import read_rows
+from potluck.use import encode_for, evaluate_result, generate, merge_result, open_result
 from word_model import save_word_model
 
 
@@ -84,3 +85,12 @@ def test_a_template_of_the_jobs_own_comes_from_the_adapter(tmp_path: Path) -> No
     assert open_result(adapter).data.template == data.template
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     assert open_result(adapter).data.template == str(adapter / "chat_template.jinja")
+
+
+def test_held_out_texts_are_cut_to_the_models_positions(tmp_path: Path) -> None:
+    model = save_word_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4}))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "light", "completion": " on" * 9}))
+    rows = read_rows([str(tmp_path / "a.jsonl")], "auto")
+    assert [len(each.ids) for each in encode_for(model, rows, Data(train=["-"], max_length=64))] == [4]

@@ -15,7 +15,7 @@ from potluck.job_sections import Data, Format, Task
 from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate
 from potluck.models.evaluate_classes import ClassScores
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import known, read_config
 from potluck.models.generate import generate_text
 from potluck.models.inference import load_for_inference
 from potluck.models.merge import merge
@@ -209,16 +209,17 @@ def score(
 
 
 def encode_for(model_dir: Path, rows: Sequence[TaskRow], data: Data) -> list[Example]:
-    """Rows as examples for a model; texts to be classified are cut to the positions it has.
+    """Rows as examples for a model, cut to the positions it has.
 
     Raises:
         BadInput: no example is left, one holds a token that the model does not have, or a label is none of those that
             ``data`` names.
     """
     config = read_config(model_dir)
+    decoder = known(config)
+    if decoder is not None:
+        data = data.model_copy(update={"max_length": min(data.max_length, decoder.max_positions)})
     if any(isinstance(row, Labelled) for row in rows):
-        most = decoder_of(config).max_positions
-        data = data.model_copy(update={"max_length": min(data.max_length, most)})
         reads, types = reads_of(config), tells_texts_apart(config)
     else:
         reads, types = "last", False

@@ -14,6 +14,8 @@ from transformers import (
     AutoTokenizer,
     CohereConfig,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     GraniteConfig,
     PreTrainedModel,
 )
@@ -262,6 +264,23 @@ def test_an_adapter_must_fit_wholly(tmp_path: Path) -> None:
     refused({**tensors, name: torch.zeros(4, 31)}, "does not fit the model: .*size mismatch")
     with pytest.raises(BadInput, match=r"no config\.json"):
         load_for_inference(tmp_path / "nothing", None, torch.float32)
+
+
+def test_within_the_positions_a_model_has() -> None:
+    """Learned positions end: prompts of several lengths, whose answers do not all fit behind the longest of them."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 12}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=END, initializer_range=0.5)).eval()
+    model.transformer.wte.weight.data[:3] = 0.0  # which the head is tied to: no special token is said
+    examples = []
+    for prompt in ([3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [4, 3, 5, 7]):
+        said = plain_greedy(model, prompt, 12 - len(prompt))
+        examples.append(example(prompt, said, TOKENIZER.decode(said)))
+    assert evaluate(model, TOKENIZER, examples, batch_size=3, generate=True).accuracy == 1.0
+    said = generate_text(model, TOKENIZER, examples[0].ids[:2], 500)
+    assert said.split() == (examples[0].answer or "").split()
+    with pytest.raises(BadInput, match="The prompt has 12 tokens, and the model has 12 positions"):
+        generate_text(model, TOKENIZER, [3] * 12, 1)
 
 
 @pytest.mark.slow

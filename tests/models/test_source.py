@@ -1,4 +1,5 @@
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -6,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_models import save_tiny
+from transformers import AutoModelForCausalLM
 
 from potluck.errors import BadInput
+from potluck.models.families import decoder_of
+from potluck.models.shapes import check_model
 from potluck.models.source import resolve, user_cache
 
 
@@ -54,8 +59,27 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_pickles_are_never_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")
-    with pytest.raises(BadInput, match=r"only as pytorch_model\.bin, a pickle.*save_pretrained"):
+    with pytest.raises(BadInput, match=r"only as pytorch_model\.bin, a pickle"):
         resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "weights.pt"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_how_a_pickle_is_converted(file: str, tied: bool, tmp_path: Path) -> None:
+    """The command in the message is one that works."""
+    directory = save_tiny(tmp_path / "it's a model", tied, torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    torch.save(model.state_dict(), directory / file)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(BadInput) as caught:
+        resolve(str(directory))
+    command = shlex.split(str(caught.value).splitlines()[1])
+    assert command[0] == "python"
+    subprocess.run([sys.executable, "-P", *command[1:]], check=True, timeout=300)
+    check_model(resolve(str(directory)), decoder_of(model.config))
+    converted = AutoModelForCausalLM.from_pretrained(directory)
+    assert converted.dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(converted.parameters(), model.parameters(), strict=True))
 
 
 def test_user_cache_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,32 @@ def test_no_other_stages_of_a_long_chain_are_faster(seed: int) -> None:
                 assert found.prediction.step_s <= other.step_s * (1 + 2e-4)
 
 
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_stages_of_frozen_blocks(train: str) -> None:
+    pool = [profile("hub", link=QUICK), profile("cam", speed=0.5, link=QUICK)]
+    whole, measured = decoder(), work(train=train)
+    before, some, most = (
+        stage_costs(job(train=train, frozen_blocks=n), with_frozen(whole, n), measured, pool, [], 1)
+        for n in (0, 10, 29)
+    )
+    below, over, across = Stage(0, 0, 20), Stage(0, 20, 60), Stage(0, 18, 24)
+    (forward, _), (frozen_forward, backward) = before.walk_s(below), some.walk_s(below)
+    assert (frozen_forward, backward) == (pytest.approx(forward), 0.0)
+    assert some.walk_s(over) == pytest.approx(before.walk_s(over))
+    assert some.walk_s(across)[1] == pytest.approx(before.walk_s(Stage(0, 20, 24))[1])
+    for costs in (before, some, most):
+        for stage in (below, over, across):
+            assert sum(costs.walk_s(stage)) == pytest.approx(costs.walks_s(0)[stage.start, stage.stop])
+    assert some.trained_N1[20] == 0.0
+    # without adapters, 4 bytes an element instead of 16; with them, 4 bytes an element either way
+    held = before.weights_N1[20] / 4 if train == "full" else before.weights_N1[20] - 16 * before.trained_N1[20]
+    assert some.weights_N1[20] == pytest.approx(held, rel=1e-3)
+    assert some.memory(below, 3) < before.memory(below, 3) - 2 * (before.graphs_DN1[0, 20])
+    lengths = [predict_stages(costs, [Stage(1, 0, 20), Stage(0, 20, 60)]).step_s for costs in (before, some, most)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[2] < 0.7 * lengths[0]
+
+
 def test_what_a_stage_costs_by_hand() -> None:
     link = Link(latency_s=0.001, bytes_per_s=1e8, world_size=2, covered_s=0.002, covered_bytes=1_000_000)
     pool = [profile("hub", link=link), profile("cam", speed=0.5, link=link)]

@@ -121,6 +121,39 @@ def test_values_are_learnt(tmp_path: Path) -> None:
     assert float(generate(result.adapter, ["light on"])[0]) == pytest.approx(1.5, abs=0.5)
 
 
+def test_a_head_alone_is_learnt_by_stages_of_which_one_trains_nothing(tmp_path: Path) -> None:
+    fields = {"strategy": "pipeline", "devices": "2", "data_stays": False, "micro_batch_size": 2}
+    job = job_of(tmp_path, save_labelled(tmp_path / "data.jsonl"), frozen_blocks=2, optimizer="lion", **fields)
+    result = tune(job)
+    assert result.loss_last < 0.8 * result.loss_first
+    base = AutoModelForSequenceClassification.from_pretrained(job.model, num_labels=3)
+    stock = PeftModel.from_pretrained(base, job.output).eval()
+    trained = {name for name, _ in stock.named_parameters() if "lora" in name or "modules_to_save" in name}
+    assert {name.split(".")[-1] for name in trained} == {"weight"}
+    assert len(trained) == 1
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    with torch.inference_mode():
+        said = [int(stock(torch.tensor([tokenizer(text)["input_ids"]])).logits.argmax()) for text, _ in ROWS]
+    assert generate(job.output, [text for text, _ in ROWS]) == [CLASSES[index] for index in said]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("text,label\nlight on,0.5\nmusic,1.5\n", r"'label' is not a whole number or a name, but a number with a frac"),
+        ("text,kind\nlight on,a\nmusic,b\n", "no column of labels is found; keys found: text, kind"),
+        ("premise,label\nlight on,a\nmusic,b\n", "'premise' is the first text of a pair, and there is no 'hypothesis'"),
+        ("premise,hypothesis,label\nlight on,on,a\nmusic,,b\n", "'hypothesis' is empty beside 'premise'"),
+    ],
+)
+def test_rows_that_cannot_be_classified_are_refused_first(content: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text(content)
+    job = job_of(tmp_path, tmp_path / "data.csv")
+    with pytest.raises(BadInput, match=sentence):
+        tune(job)
+    assert not job.output.exists()
+
+
 def test_labels_that_training_does_not_have_are_refused_first(tmp_path: Path) -> None:
     held_out = tmp_path / "held.csv"
     held_out.write_text("text,label\nlight,garden\n")

@@ -93,7 +93,7 @@ def test_a_live_bar_on_a_terminal() -> None:
     with live:
         live.scoring("before", 60, 120)
         live.scored("before", Evaluated(accuracy=0.25, loss=3.5))
-        live.event({"event": "data", "examples": 2_134, "dropped": ["a.jsonl:7"], "cut": 2, "steps": 100})
+        live.event({"event": "data", "examples": 2_134, "dropped": ["a.jsonl:7"], "cut": 2, "most": 1024, "steps": 100})
         live.event(step(40))
         live._screen.refresh()
         bar = text.getvalue()

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from cut_models import LORA, RATE, random_learner, three_blocks, whole_table
 from torch import Tensor
 
+from pool.plain import Lion
 from pool.tiny import VOCAB, save_tiny
 from potluck.errors import PotluckError
+from potluck.job_sections import OptimizerName
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
 from potluck.split.learner import Fed, Learner, fed_of
@@ -126,11 +128,13 @@ def test_a_micro_batch_without_a_target_adds_nothing(learners: Learners) -> None
     assert_all_close(gradients(learner), gradients(other))
 
 
-def test_an_update_is_clipped_adamw_at_the_scheduled_rate(learners: Learners) -> None:
-    rate = replace(RATE, schedule="linear", warmup=0.5, steps=4, weight_decay=0.1, clip=0.01)
+@pytest.mark.parametrize("kind", ["adamw", "lion"])
+def test_an_update_is_clipped_and_at_the_scheduled_rate(learners: Learners, kind: OptimizerName) -> None:
+    rate = replace(RATE, schedule="linear", warmup=0.5, steps=4, weight_decay=0.1, clip=0.01, optimizer=kind)
     learner, plain = learners(rate), learners(rate)
     parameters = [t.local for t in plain.part.trained]
-    optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=0.1)
+    decayed = [{"params": parameters, "weight_decay": 0.1}]
+    optimizer = Lion(decayed, 1.0) if kind == "lion" else torch.optim.AdamW(decayed, lr=1.0)
     for factor in (0.5, 1.0, 1.0, 0.5):
         batch = fed(0, 1, 2)
         learner.learn(batch, batch.weight)

@@ -127,6 +127,17 @@ def test_three_frozen_clients_train_as_one_that_has_all(tmp_path: Path, trained:
     assert (ran.outcome.examples, ran.outcome.clients) == (19, ("ann", "bob", "cat"))
 
 
+def test_clients_step_as_the_server_does(trained: Run) -> None:
+    """The first step of Lion changes each element by the rate, or not at all."""
+    fields = {"optimizer": "lion", "steps": 1}
+    ran = trained({"scheme": "u-shaped", "client": "trainable"}, {"ann": OWN["ann"]}, **fields)
+    changed = {name: tensor.abs() for name, tensor in adapter(ran).items() if "lora_B" in name}
+    assert {name.split("layers.")[1][0] for name in changed} == {"0", "1", "2"}
+    for tensor in changed.values():
+        assert ((tensor == 0) | (tensor - 0.01).abs().lt(1e-8)).all()
+        assert tensor.any()
+
+
 @pytest.mark.parametrize("client", ["frozen", "trainable"])
 def test_both_shapes_take_the_same_batches_of_several_clients(trained: Run, client: str) -> None:
     """Clients of different size, batches of four: some steps have no example of the smallest client."""

@@ -121,6 +121,7 @@ def test_a_run_learns_and_says_what_it_did(tmp_path: Path) -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "embeddings": {},
     "ids": {"split": {"targets": "ids"}},
+    "lion": {"optimizer": "lion", "weight_decay": 0.1},
     "int8, micro-batches, dropout, a cap": {
         "split": {"encoding": "int8", "weight_cap": 0.5},
         "micro_batch_size": 3,

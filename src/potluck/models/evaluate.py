@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
-from potluck.models.generate import continuations, ends_of_answers, inner_model, stop_ids
+from potluck.models.generate import continuations, ends_of_answers, inner_model, positions_of, stop_ids
 from potluck.texts.batch import Example
 
 _LOGIT_BYTES = 64 << 20  # logits held at once
@@ -77,15 +77,12 @@ def evaluate(
     correct = 0
     stops = stop_ids(model, tokenizer) | ends_of_answers(tokenizer, answered)
     for batch in by_length(answered, batch_size, lambda example: example.prompt_length):
-        answers = [(example.answer or "").strip() for example in batch]
-        longest = max(
-            *(len(tokenizer.encode(answer, add_special_tokens=False)) for answer in answers),
-            *(len(example.ids) - example.prompt_length for example in batch),
-        )
-        prompts = [example.ids[: example.prompt_length] for example in batch]
-        said = continuations(model, tokenizer, prompts, longest + _SPARE_TOKENS, stops, answers)
-        correct += sum(text.strip() == answer for text, answer in zip(said, answers, strict=True))
-        advance(len(batch))
+        for some, most in _to_say(batch, tokenizer, positions_of(model)):
+            answers = [(example.answer or "").strip() for example in some]
+            prompts = [example.ids[: example.prompt_length] for example in some]
+            said = continuations(model, tokenizer, prompts, most, stops, answers)
+            correct += sum(text.strip() == answer for text, answer in zip(said, answers, strict=True))
+            advance(len(some))
     mean = loss / targets
     return Scores(
         loss=mean,
@@ -94,6 +91,21 @@ def evaluate(
         examples=len(examples),
         target_tokens=targets,
     )
+
+
+def _to_say(
+    batch: Sequence[Example], tokenizer: PreTrainedTokenizerBase, positions: int | None
+) -> Iterator[tuple[Sequence[Example], int]]:
+    """The batch, and how many tokens its longest answer may have; one by one where together they need more positions
+    than the model has."""
+    again = [len(tokenizer.encode((each.answer or "").strip(), add_special_tokens=False)) for each in batch]
+    needed = [max(n, len(each.ids) - each.prompt_length) for n, each in zip(again, batch, strict=True)]
+    most = max(needed) + _SPARE_TOKENS
+    if positions is None or max(each.prompt_length for each in batch) + most <= positions:
+        yield batch, most
+        return
+    for each, tokens in zip(batch, needed, strict=True):
+        yield [each], max(1, min(tokens + _SPARE_TOKENS, positions - each.prompt_length))
 
 
 def by_length(examples: Sequence[Example], size: int, length: Callable[[Example], int]) -> Iterator[Sequence[Example]]:

@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from potluck.errors import BadInput
 from potluck.texts.batch import Example
 
 
@@ -30,7 +31,17 @@ def generate_text(
     """What the model says after the prompt ``ids``, greedily, up to the end of its turn; without special tokens.
 
     ``stops`` end it too: what ended the answers it was trained on.
+
+    Raises:
+        BadInput: the model has no position left behind the prompt.
     """
+    if (positions := positions_of(model)) is not None:
+        if len(ids) >= positions:
+            raise BadInput(
+                f"The prompt has {len(ids):,} tokens, and the model has {positions:,} positions, of which an answer"
+                " needs one, too: shorten the prompt."
+            )
+        max_new_tokens = min(max_new_tokens, positions - len(ids))
     return continuations(model, tokenizer, [ids], max_new_tokens, stop_ids(model, tokenizer) | set(stops))[0]
 
 
@@ -156,6 +167,12 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def positions_of(model: Any) -> int | None:
+    """Tokens that the model can read at once; None where its config does not say."""
+    positions: int | None = getattr(inner_model(model).config.get_text_config(), "max_position_embeddings", None)
+    return positions
 
 
 def inner_model(model: Any) -> Any:

@@ -1,6 +1,8 @@
 """What a person calls a model, found on disk as a directory in Hugging Face layout."""
 
+import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,11 +67,36 @@ def check_directory(directory: Path) -> None:
     pickles = sorted(file.name for pattern in _PICKLES for file in directory.glob(pattern))
     if pickles:
         raise BadInput(
-            f"{directory} has its weights only as {pickles[0]}, a pickle, which can run any code and is not opened. "
-            f"If you trust it, convert it once with transformers: AutoModelForCausalLM.from_pretrained("
-            f"{str(directory)!r}).save_pretrained(...), then save the tokenizer beside it."
+            f"{directory} has its weights only as {pickles[0]}, a pickle, which may hold code and is not opened here. "
+            f"Convert it once, with what reads tensors and runs no code:\n{_conversion(directory, pickles[0])}"
         )
     raise BadInput(f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
+
+
+def _conversion(directory: Path, pickle: str) -> str:
+    """A command that writes the weights of a pickle beside it, as safetensors."""
+    if not pickle.endswith(".bin"):  # transformers would not find it
+        code = (
+            "import torch, safetensors.torch as s;"
+            f' t = torch.load({_quoted(directory / pickle)}, weights_only=True, map_location="cpu");'
+            f' s.save_file({{n: t[n].clone() for n in t}}, {_quoted(directory / SINGLE_FILE)}, {{"format": "pt"}})'
+        )
+    else:
+        try:
+            named = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+        except (OSError, ValueError, AttributeError):
+            named = []
+        model = named[0] if named and str(named[0]).isidentifier() else "AutoModelForCausalLM"
+        code = (
+            f"from transformers import {model} as M; d = {_quoted(directory)};"
+            ' M.from_pretrained(d, dtype="auto", weights_only=True).save_pretrained(d)'
+        )
+    return f"python -c {shlex.quote(code)}"
+
+
+def _quoted(path: Path) -> str:
+    """The path as Python writes it, in double quotes."""
+    return json.dumps(str(path.absolute()), ensure_ascii=False)
 
 
 def _fetched(model: str, tell: Callable[[str], None] | None) -> Path:

@@ -71,7 +71,8 @@ def train(
     if owns:
         encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
         examples = encoded.examples
-        counted = {"examples": len(examples), "dropped": encoded.dropped, "cut": encoded.cut}
+        most = min(job.data.max_length, decoder.max_positions)
+        counted = {"examples": len(examples), "dropped": encoded.dropped, "cut": encoded.cut, "most": most}
         emit({"event": "data", "rank": rank, **counted})
     with Checkpoint.open(model_dir, need) as checkpoint:
         check_shapes(checkpoint, decoder)

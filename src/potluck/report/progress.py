@@ -98,7 +98,10 @@ class Live(Screen, Listener):
         whose = f"{self._name(event['rank'])}: " if self._plan is not None and len(self._plan.devices) > 1 else ""
         self.tell(f"{whose}{event['examples']:,} examples.")
         if event["cut"]:
-            self.tell(f"{event['cut']:,} examples were longer than max_length and were cut.")
+            self.tell(
+                f"{event['cut']:,} examples were longer than {event['most']:,} tokens (data.max_length, or the model's"
+                " positions) and were cut."
+            )
         if dropped := event["dropped"]:
             some = ", ".join(str(where) for where in dropped[:5]) + (", ..." if len(dropped) > 5 else "")
             self.tell(f"{len(dropped):,} examples were dropped, since no answer was left after cutting: {some}.")
