@@ -9,12 +9,12 @@ from potluck.job import Job
 from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import Prediction, Units, predict
 from potluck.pool.embeddings import moves_all, why_not
+from potluck.pool.exact import divides_rows
 from potluck.pool.plan import (
     PIPELINES,
     TENSORS,
     DeviceShare,
     Plan,
-    divides_rows,
     forbidden,
     row_devices,
     stage_devices,

@@ -12,11 +12,10 @@ from potluck.chain.ranges import Ranges, split_by
 from potluck.chain.share import Share
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.job_sections import Adapter
 from potluck.models.families import decoder_for
 from potluck.models.families.decoder import Decoder
-from potluck.models.targets import of_divided_rows
 from potluck.pool.embeddings import why_not
+from potluck.pool.exact import divides_rows
 
 MAX_LOCAL_DEVICES = 64
 PIPELINES = ("pipeline", "pipeline-uniform")
@@ -193,24 +192,6 @@ def listed(names: Sequence[str]) -> str:
 def forbidden(leaves: str) -> str:
     """What to say where data stay."""
     return f"{leaves} (data_stays: true forbids it; set data_stays: false)."
-
-
-def divides_rows(adapter: Adapter | None, model: Decoder) -> str:
-    """Why strategy ``tensor`` cannot train this adapter exactly on several devices, and what can; empty if it can."""
-    divided = [] if adapter is None else of_divided_rows(adapter, model)
-    if not divided:
-        return ""
-    return (
-        f"lora.use_dora norms whole rows of weights, and devices would each have a part of every row of"
-        f" {listed(_told_apart(divided))}. Leave these out of lora.targets, or take strategy"
-        " 'single', 'pipeline' or 'data'."
-    )
-
-
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """Last parts of the names of a block's linears, if these are different."""
-    ends = [name.rpartition(".")[2] for name in names]
-    return ends if len(set(ends)) == len(ends) else list(names)
 
 
 def _to_ends(owner: str, ends: dict[str, str]) -> str:

@@ -14,7 +14,8 @@ from potluck.models.families.decoder import Decoder
 from potluck.models.prefetch import prefetch
 from potluck.models.tables import embedding_tables, tables
 from potluck.models.weights import Weights
-from potluck.pool.plan import Plan, divides_rows
+from potluck.pool.exact import divides_rows
+from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, tensor_parallel
 from potluck.pool.strategies.data import DataParallel
 from potluck.pool.strategies.pipeline import Pipeline
