@@ -78,7 +78,7 @@ def part_of(model_dir: Path, devices: str, rank: int, compute: torch.dtype) -> P
         make_plan(job, config).shares,
         rank,
         compute=compute,
-        lora=LORA,
+        adapter=LORA,
         seed=0,
     )
 

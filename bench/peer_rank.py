@@ -88,7 +88,7 @@ def _potluck(model_dir: Path, store: str, rows: int, rank: int, fields: dict[str
     config = read_config(model_dir)
     plan, lora = make_plan(job, config), job.lora if job.train == "lora" else None
     part = part_for(
-        plan, rank, Checkpoint.open(model_dir), decoder_of(config), compute=torch.float32, lora=lora, seed=0
+        plan, rank, Checkpoint.open(model_dir), decoder_of(config), compute=torch.float32, adapter=lora, seed=0
     )
     group = gloo_group(FileStore(store, WORLD_SIZE), rank, WORLD_SIZE, "127.0.0.1", timeout_s=_TIMEOUT_S)
     comm, settings = Comm(group, wire=torch_dtype(job.wire)), settings_of(job, 1 << 20)

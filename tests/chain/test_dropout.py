@@ -82,7 +82,7 @@ def test_column_cuts_drop_alike_on_all_ranks_and_row_cuts_do_not(checkpoint: Che
     lora = Lora(rank=4, dropout=P)
     cuts = []
     for rank in range(2):
-        part = build_part(checkpoint, decoder_of(cfg), plan, rank, compute=torch.float32, lora=lora, seed=0)
+        part = build_part(checkpoint, decoder_of(cfg), plan, rank, compute=torch.float32, adapter=lora, seed=0)
         attention = part.chain.links[0].sharded
         assert isinstance(attention, Attention)
         cuts.append((attention.qkv, attention.o))
@@ -103,7 +103,7 @@ def first_gradients(checkpoint: Checkpoint, *, dropout: float, checkpointing: bo
 
     def body(comm: Comm) -> list[Tensor]:
         lora = Lora(rank=4, dropout=dropout)
-        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float32, lora=lora, seed=0)
+        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float32, adapter=lora, seed=0)
         for i, t in enumerate(part.chain.trained):
             generator = torch.Generator().manual_seed(i)
             t.local.detach().copy_(torch.randn(t.local.shape, generator=generator) * 0.3)

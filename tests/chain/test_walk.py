@@ -60,7 +60,7 @@ def chain_of(
     cfg = config("llama")
     lora = None if targets is None else Lora(rank=4, targets=list(targets))
     plan = shares(cfg, *counts)
-    chain = build_part(checkpoint, decoder_of(cfg), plan, rank, compute=torch.float64, lora=lora, seed=0).chain
+    chain = build_part(checkpoint, decoder_of(cfg), plan, rank, compute=torch.float64, adapter=lora, seed=0).chain
     for i, t in enumerate(chain.trained if lora else []):
         t.local.detach().copy_(torch.randn(t.local.shape, generator=torch.Generator().manual_seed(i)) * 0.3)
     return chain

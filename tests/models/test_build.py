@@ -30,7 +30,7 @@ def built(
     """The part, and the bytes read for it."""
     with Checkpoint.open(model_dir) as checkpoint:
         plan = shares(CFG, *COUNTS)
-        part = build_part(checkpoint, decoder_of(CFG), plan, rank, compute=compute, lora=lora, seed=seed)
+        part = build_part(checkpoint, decoder_of(CFG), plan, rank, compute=compute, adapter=lora, seed=seed)
         return part, checkpoint.bytes_read
 
 
@@ -102,7 +102,7 @@ def test_the_owner_looks_targets_up_in_the_rows_the_head_has(model_dir: Path) ->
     """Rounded alike: a target's row must cancel against its own row in the gradient."""
     with Checkpoint.open(model_dir) as checkpoint:
         plan = shares(CFG, *COUNTS)
-        part = build_part(checkpoint, decoder_of(CFG), plan, 0, compute=torch.bfloat16, lora=Lora(), seed=0)
+        part = build_part(checkpoint, decoder_of(CFG), plan, 0, compute=torch.bfloat16, adapter=Lora(), seed=0)
         assert torch.equal(part.target_rows([3, 30, 0]), part.head.W_VD[[3, 30, 0]])
         assert part.target_rows([]).shape == (0, 45)
 

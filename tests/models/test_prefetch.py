@@ -49,14 +49,14 @@ def test_after_it_a_device_asks_for_nothing(tmp_path: Path, family: str, targets
         headers, requests = fetched.bytes_fetched, len(asked)
         prefetch(
             checkpoint,
-            lambda weights: build_part(weights, decoder, plan, 1, compute=torch.float32, lora=lora, seed=0),
+            lambda weights: build_part(weights, decoder, plan, 1, compute=torch.float32, adapter=lora, seed=0),
             tables(decoder) if owns else (),
             lambda done, total: told.append((done, total)),
         )
         assert len(asked) == requests + 1
         assert told[-1][0] == told[-1][1] > 0
         there = fetched.bytes_fetched
-        part = build_part(checkpoint, decoder, plan, 1, compute=torch.float64, lora=lora, seed=0)
+        part = build_part(checkpoint, decoder, plan, 1, compute=torch.float64, adapter=lora, seed=0)
         if owns:
             part.embedding(torch.arange(VOCAB)[None], torch.float64)
             part.target_rows([*range(VOCAB)])

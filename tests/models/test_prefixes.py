@@ -21,7 +21,7 @@ def test_names_of_a_headless_model(family: str, tmp_path: Path) -> None:
     parts = []
     for directory in (whole, tmp_path / "headless"):
         with Checkpoint.open(directory) as checkpoint:
-            part = build_part(checkpoint, decoder_of(cfg), plan, 0, compute=torch.float64, lora=None, seed=0)
+            part = build_part(checkpoint, decoder_of(cfg), plan, 0, compute=torch.float64, adapter=None, seed=0)
             parts.append({t.name: t.local.detach() for t in part.chain.trained} | {"head": part.head.W_VD})
     assert parts[0].keys() == parts[1].keys()
     assert all(torch.equal(tensor, parts[1][name]) for name, tensor in parts[0].items())

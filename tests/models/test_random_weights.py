@@ -70,7 +70,7 @@ def test_a_chain_of_them_has_the_shares_units() -> None:
     counts = ([3, 1], [10, 16], [60, 1])
     shares = [Share(*each) for each in zip(*(split_by(count) for count in counts), strict=True)]
     weights = RandomWeights(decoder_of(config))
-    part = build_part(weights, decoder_of(config), shares, 0, compute=torch.float32, lora=None, seed=0)
+    part = build_part(weights, decoder_of(config), shares, 0, compute=torch.float32, adapter=None, seed=0)
     of_block = {t.name.removeprefix("model.layers.1."): tuple(t.local.shape) for t in part.chain.trained}
     assert of_block["self_attn.q_proj.weight"] == (3 * 8, 44)
     assert of_block["mlp.down_proj.weight"] == (44, 10)

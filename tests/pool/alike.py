@@ -94,7 +94,7 @@ def check_alike(
     batches_of = STEPS[steps]()
 
     def body(comm: Comm) -> list[str]:
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=0)
+        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=lora, seed=0)
         trained = part.chain.trained
         for t in trained:
             t.local.detach().copy_(local_part(t, plain.initial[t.name], comm.rank))

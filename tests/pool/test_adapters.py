@@ -107,7 +107,7 @@ def check_parity(
 
     def body(comm: Comm) -> list[str]:
         with Checkpoint.open(directory) as checkpoint:
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=adapter, seed=0)
+            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=adapter, seed=0)
             trained = part.chain.trained
             rank = comm.rank if plan.strategy == "tensor" else 0
             for t in trained:
@@ -205,4 +205,4 @@ def test_dora_of_divided_rows_is_refused_where_parts_are_built(runs: Callable[..
     directory, _ = runs("llama", True, IA3, IA3().model_dump_json())
     plan, decoder = WIDE["3: shared key/value heads"]("llama"), decoder_of(config("llama"))
     with Checkpoint.open(directory) as checkpoint, pytest.raises(BadInput, match=r"every row of o_proj and down_proj"):
-        part_for(plan, 0, checkpoint, decoder, compute=torch.float64, lora=lora(**DORA), seed=0)
+        part_for(plan, 0, checkpoint, decoder, compute=torch.float64, adapter=lora(**DORA), seed=0)

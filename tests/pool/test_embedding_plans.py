@@ -209,7 +209,7 @@ def test_a_device_fetches_the_rows_it_trains_and_no_more(name: str, tied: bool, 
             )
             there = fetched.bytes_fetched
             part = part_for(
-                plan, rank, checkpoint, decoder, compute=torch.float64, lora=None, seed=0, train_embeddings=True
+                plan, rank, checkpoint, decoder, compute=torch.float64, adapter=None, seed=0, train_embeddings=True
             )
             assert fetched.bytes_fetched == there
             assert there - headers == part.weight_bytes

@@ -150,7 +150,7 @@ def test_targets_in_frozen_blocks_only(models: Models) -> None:
     for target in ("layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj"):
         lora = Lora(targets=["down_proj", target])
         with pytest.raises(BadInput, match=f"'{target}' matches linears of frozen blocks only"):
-            part_for(TENSOR["1"], 0, models.checkpoint("llama"), decoder, compute=torch.float32, lora=lora, seed=0)
+            part_for(TENSOR["1"], 0, models.checkpoint("llama"), decoder, compute=torch.float32, adapter=lora, seed=0)
 
 
 @TARGETS
@@ -159,7 +159,9 @@ def test_frozen_weights_stay_in_the_compute_dtype(models: Models, targets: list[
     sizes = []
     for blocks in (0, 1):
         decoder = with_frozen(decoder_of(config("llama", tie_word_embeddings=True)), blocks)
-        part = part_for(TENSOR["1"], 0, models.checkpoint("llama"), decoder, compute=torch.bfloat16, lora=lora, seed=0)
+        part = part_for(
+            TENSOR["1"], 0, models.checkpoint("llama"), decoder, compute=torch.bfloat16, adapter=lora, seed=0
+        )
         sizes.append(part.weight_bytes - sum(t.local.nbytes for t in part.chain.trained))
         assert not any(t.name.startswith("model.layers.0.") for t in part.chain.trained) or not blocks
         assert part.chain.lowest_trained == 2 * blocks
@@ -179,7 +181,7 @@ def test_nothing_is_kept_or_sent_back_below(models: Models, targets: list[str] |
     def body(comm: Comm) -> int:
         decoder = with_frozen(decoder_of(config("llama", tie_word_embeddings=True)), 1)
         part = part_for(
-            TENSOR["2"], comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, lora=lora, seed=0
+            TENSOR["2"], comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, adapter=lora, seed=0
         )
         x_BSD = torch.randn(2, 5, 45)
         kept_N = torch.arange(10)

@@ -72,7 +72,7 @@ def check_parity(
     checkpoint = models.checkpoint(family, tied)
 
     def body(comm: Comm) -> None:
-        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, lora=lora, seed=0)
+        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, adapter=lora, seed=0)
         trained = part.chain.trained
         assert {t.name for t in trained} == set(plain.initial)
         for t in trained:

@@ -64,7 +64,7 @@ def test_no_message_of_three_steps_holds_ids_or_labels(
     heard: Heard = [[] for _ in range(WORLD)]
 
     def body(comm: Comm) -> list[float]:
-        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float32, lora=lora, seed=0)
+        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float32, adapter=lora, seed=0)
         if comm.rank != OWNER:
             part = replace(part, embedding=Embedding(forbidden, 1.0), target_rows=forbidden)
         stepper = Stepper(part, comm, Settings(steps=3, learning_rate=1e-2, half_batches=half_batches))

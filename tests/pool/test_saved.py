@@ -77,7 +77,7 @@ def train_and_save(tmp_path: Path, cfg: PretrainedConfig, world: int, dtype: tor
 
     def body(comm: Comm) -> tuple[dict[str, Tensor], float]:
         with Checkpoint.open(base) as checkpoint:
-            part = build_part(checkpoint, decoder, plan, comm.rank, compute=dtype, lora=job.adapter, seed=job.seed)
+            part = build_part(checkpoint, decoder, plan, comm.rank, compute=dtype, adapter=job.adapter, seed=job.seed)
             stepper = Stepper(part, comm, settings_of(job, 2))
             for batches in three_steps()[:2]:
                 stepper.step([Turn(OWNER, batches if comm.rank == OWNER else None)])

@@ -47,7 +47,7 @@ def train_and_save(
     def body(comm: Comm) -> float:
         with Checkpoint.open(base) as checkpoint:
             part = part_for(
-                plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=None, seed=0, train_embeddings=True
+                plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=None, seed=0, train_embeddings=True
             )
             settings = settings_of(job, 2)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))

@@ -95,7 +95,7 @@ def train_and_save(
         with Checkpoint.open(base) as checkpoint:
             decoder = with_frozen(description(cfg, kind), job.frozen_blocks)
             part = part_for(
-                plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=job.adapter, seed=job.seed
+                plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=job.adapter, seed=job.seed
             )
             settings = settings_of(job, 2)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))
@@ -264,6 +264,6 @@ def test_a_head_for_other_classes_is_refused(tmp_path: Path) -> None:
             checkpoint,
             description(tiny_config("bert")),
             compute=torch.float32,
-            lora=None,
+            adapter=None,
             seed=0,
         )

@@ -125,7 +125,7 @@ def check(the_job: Job, strategy: str, owners: list[str], model: Path, *, tied: 
                 checkpoint,
                 decoder,
                 compute=torch.float32,
-                lora=the_job.adapter,
+                adapter=the_job.adapter,
                 seed=0,
                 train_embeddings=the_job.train_embeddings,
             )

@@ -119,7 +119,9 @@ def test_trained_elements_are_those_of_the_built_part(family: str, train: str, t
     with Checkpoint.open(save_base(cfg, tmp_path / "model")) as checkpoint:
         lora = Lora() if train == "lora" else None
         plan = tensor_plan(([9], [26]))
-        part = part_for(plan, 0, checkpoint, decoder, compute=checkpoint.dtype(checkpoint.names[0]), lora=lora, seed=0)
+        part = part_for(
+            plan, 0, checkpoint, decoder, compute=checkpoint.dtype(checkpoint.names[0]), adapter=lora, seed=0
+        )
     at = work(config=cfg.to_dict(), rows=2, length=8, supervised=2, sequence=True, train=train)
     task = task_of(classify(train=train), decoder, at)
     trained = task.trained

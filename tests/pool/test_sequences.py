@@ -99,7 +99,7 @@ def check_parity(
     )
 
     def body(comm: Comm) -> list[str]:
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=adapters, seed=0)
+        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=adapters, seed=0)
         trained = part.chain.trained
         for t in trained:
             t.local.detach().copy_(local_part(t, plain.initial[t.name], comm.rank))
@@ -213,7 +213,7 @@ def test_no_message_tells_a_label(models: SequenceModels) -> None:
     plan, decoder, checkpoint = tensor_plan(([5, 4], [20, 6])), description(cfg), models.checkpoint("bert")
 
     def body(comm: Comm) -> None:
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=Lora(rank=2), seed=0)
+        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, adapter=Lora(rank=2), seed=0)
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=1e-3))
         stepper.step([Turn(0, batches if comm.rank == 0 else None)])
 
@@ -228,7 +228,7 @@ def test_a_head_that_the_checkpoint_lacks_is_drawn_alike_everywhere(models: Sequ
     plan, decoder, checkpoint = tensor_plan(WORLDS["3"]), description(cfg), models.checkpoint("roberta")
 
     def weights(rank: int, seed: int) -> dict[str, Tensor]:
-        part = part_for(plan, rank, checkpoint, decoder, compute=torch.float32, lora=Lora(rank=2), seed=seed)
+        part = part_for(plan, rank, checkpoint, decoder, compute=torch.float32, adapter=Lora(rank=2), seed=seed)
         assert isinstance(part.head, Classifier)
         return {t.name: t.local.detach() for t in part.chain.last_trained if "lora" not in t.name}
 

@@ -42,7 +42,7 @@ def part_of(checkpoint: Checkpoint, rank: int, *, lora: bool = True, counts: tup
         shares(cfg, *counts),
         rank,
         compute=torch.float64,
-        lora=Lora(rank=4) if lora else None,
+        adapter=Lora(rank=4) if lora else None,
         seed=0,
     )
     if lora:
@@ -281,7 +281,7 @@ def test_the_lowest_trained_piece_ends_the_backward_walk(checkpoint: Checkpoint)
     def body(targets: list[str], comm: Comm) -> None:
         plan = shares(cfg, [5, 4], [13, 13], [31, 30])
         lora = Lora(rank=2, targets=targets)
-        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, lora=lora, seed=0)
+        part = build_part(checkpoint, decoder_of(cfg), plan, comm.rank, compute=torch.float64, adapter=lora, seed=0)
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=0.1, half_batches=1))
         heard[comm.rank].clear()
         stepper.accumulate([Turn(OWNER, [batch((9, 7), 1)] if comm.rank == OWNER else None)])

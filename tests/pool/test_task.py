@@ -54,7 +54,7 @@ def test_weights_and_trained_elements_are_those_of_the_built_parts(
     group = decoder.num_heads // decoder.num_kv_heads
     for rank in range(3):
         with Checkpoint.open(directory) as checkpoint:
-            part = build_part(checkpoint, decoder, held, rank, compute=compute, lora=the_job.adapter, seed=0)
+            part = build_part(checkpoint, decoder, held, rank, compute=compute, adapter=the_job.adapter, seed=0)
         kv = len({head // group for head in held[rank].heads})
         units = (heads[rank], kv, columns[rank], rows[rank])
         elements = sum(t.local.numel() for t in part.chain.trained)
@@ -84,7 +84,14 @@ def test_trained_tables_are_those_of_the_built_parts(family: str, tied: bool, tm
         with Checkpoint.open(directory) as checkpoint:
             parts = [
                 build_part(
-                    checkpoint, decoder, held, rank, compute=torch.float32, lora=None, seed=0, train_embeddings=trained
+                    checkpoint,
+                    decoder,
+                    held,
+                    rank,
+                    compute=torch.float32,
+                    adapter=None,
+                    seed=0,
+                    train_embeddings=trained,
                 )
                 for trained in (True, False)
             ]
@@ -146,7 +153,7 @@ def test_the_lowest_link_is_that_of_the_built_chain(family: str, frozen: int, ta
     task = task_of(the_job, decoder, tiny_work(family, train=train))
     held = shares(shape, [decoder.num_heads], [decoder.intermediate_size], [decoder.vocab_size])
     lora = None if targets is None else the_job.lora
-    chain = build_part(RandomWeights(decoder), decoder, held, 0, compute=torch.float32, lora=lora, seed=0).chain
+    chain = build_part(RandomWeights(decoder), decoder, held, 0, compute=torch.float32, adapter=lora, seed=0).chain
     assert task.lowest == chain.lowest_trained
     assert task.lowest_sends == bool(chain.links[task.lowest].replicated_trained)
     assert sum(task.graphs) == len(chain.links) - task.lowest

@@ -232,7 +232,7 @@ def check_gradients(
     whole = Share(Ranges.of(0, config.num_attention_heads), Ranges.of(0, config.intermediate_size), Ranges.of(0, WORDS))
     with Checkpoint.open(model_dir) as checkpoint:
         part = build_part(
-            checkpoint, decoder_of(config), [whole], 0, compute=torch.float32, lora=job.lora, seed=job.seed
+            checkpoint, decoder_of(config), [whole], 0, compute=torch.float32, adapter=job.lora, seed=job.seed
         )
         stepper = Stepper(part, Comm(), settings_of(job, STEPS))
         found = stepper.accumulate(steps[0])

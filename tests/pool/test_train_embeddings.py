@@ -103,7 +103,7 @@ def check(
 
     def body(comm: Comm) -> tuple[list[str], dict[str, Tensor]]:
         part = part_for(
-            plan, comm.rank, weights, decoder, compute=torch.float64, lora=None, seed=0, train_embeddings=True
+            plan, comm.rank, weights, decoder, compute=torch.float64, adapter=None, seed=0, train_embeddings=True
         )
         trained = part.chain.trained
         for t in trained:
@@ -224,7 +224,7 @@ def test_ids_stay_with_the_owner_of_an_untied_table(models: Models, tied: bool) 
 
     def body(comm: Comm) -> None:
         part = part_for(
-            plan, comm.rank, weights, decoder, compute=torch.float32, lora=None, seed=0, train_embeddings=True
+            plan, comm.rank, weights, decoder, compute=torch.float32, adapter=None, seed=0, train_embeddings=True
         )
         assert isinstance(part.embedding, TrainedEmbedding)
         stepper = Stepper(part, comm, Settings(steps=2, learning_rate=1e-2))
@@ -258,7 +258,7 @@ def test_low_precision_is_near_and_keeps_exact_tables(models: Models, name: str)
     def losses(compute: torch.dtype) -> list[float]:
         def body(comm: Comm) -> list[float]:
             part = part_for(
-                plan, comm.rank, weights, decoder, compute=compute, lora=None, seed=0, train_embeddings=True
+                plan, comm.rank, weights, decoder, compute=compute, adapter=None, seed=0, train_embeddings=True
             )
             settings = Settings(steps=3, learning_rate=1e-3, schedule="constant", clip=CLIP)
             stepper = Stepper(part, comm, settings, strategy_for(plan, part, comm, settings))

@@ -85,7 +85,7 @@ def server_of(
     weights: Weights, decoder: Decoder, cut: int, *, lora: Adapter = LORA, checkpointing: bool = False
 ) -> SplitPart:
     return server_part(
-        weights, decoder, cut, compute=torch.float64, lora=lora, seed=RATE.seed, checkpointing=checkpointing
+        weights, decoder, cut, compute=torch.float64, adapter=lora, seed=RATE.seed, checkpointing=checkpointing
     )
 
 

@@ -83,7 +83,9 @@ def fill(job: Job, directory: Path, own: Mapping[str, Sequence[Mapping[str, str]
         table = TargetTable() if split.targets == "embeddings" else None
         shards: list[Shard] = []
         with Checkpoint.open(settled.model_dir) as checkpoint:
-            part = client_part(checkpoint, settled.decoder, split.cut, compute=torch.float32, lora=None, seed=job.seed)
+            part = client_part(
+                checkpoint, settled.decoder, split.cut, compute=torch.float32, adapter=None, seed=job.seed
+            )
             for which, some in (("train", examples[HELD_OUT:]), ("held-out", examples[:HELD_OUT])):
                 shards += write_records(
                     records(part, some), spool, part=which, encoding=split.encoding, table=table, shard_bytes=16_384

@@ -48,7 +48,7 @@ def test_two_parts_have_the_gradients_of_the_whole(tmp_path: Path, family: str, 
     oracle = whole_model(save_tiny(cfg, tmp_path / "model"), in_peft(adapter, family))
     expected, decoder = as_ours(oracle.run), decoder_of(cfg)
     with Checkpoint.open(tmp_path / "model") as checkpoint:
-        client = client_part(checkpoint, decoder, 1, compute=torch.float64, lora=adapter, seed=RATE.seed)
+        client = client_part(checkpoint, decoder, 1, compute=torch.float64, adapter=adapter, seed=RATE.seed)
         server = server_of(checkpoint, decoder, 1, lora=adapter)
         learner = Learner(server, whole_table(checkpoint, decoder), RATE)
         both = [*client.part.trained, *server.trained]

@@ -75,7 +75,7 @@ def kept(
     table = TargetTable() if targets == "embeddings" else None
     shards = []
     with Checkpoint.open(model) as checkpoint:
-        part = client_part(checkpoint, decoder, cut, compute=compute, lora=None, seed=0)
+        part = client_part(checkpoint, decoder, cut, compute=compute, adapter=None, seed=0)
         for kind, some in (("train", examples[held_out:]), ("held-out", examples[:held_out])):
             shards += write_records(
                 records(part, some), directory, part=kind, encoding=encoding, table=table, shard_bytes=16 << 20
@@ -139,7 +139,7 @@ def test_shares_are_counted_and_not_assumed(model: Path, tmp_path: Path) -> None
     data = save(tmp_path / "data.jsonl", texts(6))
     with Checkpoint.open(model) as checkpoint:
         decoder = decoder_of(read_config(model))
-        part = client_part(checkpoint, decoder, 1, compute=torch.float32, lora=None, seed=0)
+        part = client_part(checkpoint, decoder, 1, compute=torch.float32, adapter=None, seed=0)
         table_VD = checkpoint.read("model.embed_tokens.weight")
     noise = Sent(torch.randn(40, 48, generator=torch.Generator().manual_seed(3)) * 5, None)
     reading = Inverter(part, table_VD, "fp32").read(noise)

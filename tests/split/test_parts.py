@@ -62,7 +62,7 @@ def client_of(
     checkpoint: Checkpoint, cfg: PretrainedConfig, cut: int, *, trainable: bool, seed: int = RATE.seed
 ) -> ClientPart:
     lora = LORA if trainable else None
-    return client_part(checkpoint, decoder_of(cfg), cut, compute=torch.float64, lora=lora, seed=seed)
+    return client_part(checkpoint, decoder_of(cfg), cut, compute=torch.float64, adapter=lora, seed=seed)
 
 
 def as_leaf(fed: Fed) -> Fed:
@@ -212,7 +212,7 @@ def test_each_side_reads_its_own_tensors_only(models: Models, family: str, tied:
     embedding, head = embedding_tables(decoder)[0], head_of(decoder)
     with Checkpoint.open(directory) as checkpoint:
         noted = Noted(checkpoint)
-        client = client_part(noted, decoder, cut, compute=torch.float64, lora=None, seed=0)
+        client = client_part(noted, decoder, cut, compute=torch.float64, adapter=None, seed=0)
         activations(client, EXAMPLES, AT)
         client.target_rows([5, 7])
         of_client, rows = noted.read_whole, noted.read_rows
@@ -233,7 +233,7 @@ def test_adapters_begin_as_those_of_a_whole_model_of_the_seed(models: Models, cu
     decoder = decoder_of(cfg)
     with Checkpoint.open(directory) as checkpoint:
         plan = shares(cfg, [cfg.num_attention_heads], [cfg.intermediate_size], [cfg.vocab_size])
-        whole = build_part(checkpoint, decoder, plan, 0, compute=torch.float64, lora=LORA, seed=RATE.seed)
+        whole = build_part(checkpoint, decoder, plan, 0, compute=torch.float64, adapter=LORA, seed=RATE.seed)
         client, server = client_of(checkpoint, cfg, cut, trainable=True), server_of(checkpoint, decoder, cut)
         other = client_of(checkpoint, cfg, cut, trainable=True, seed=RATE.seed + 1)
     expected = {t.name: t.local for t in whole.chain.trained}

@@ -35,7 +35,7 @@ def learners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ass
     cfg = three_blocks("llama", tied=True)
 
     def learner(assembly: Assembly) -> Learner:
-        part = server_part(checkpoint, decoder_of(cfg), 1, compute=torch.float32, lora=LORA, seed=0)
+        part = server_part(checkpoint, decoder_of(cfg), 1, compute=torch.float32, adapter=LORA, seed=0)
         return Learner(part, assembly.head, replace(RATE, warmup=0.5))
 
     with Checkpoint.open(save_tiny(cfg, tmp_path_factory.mktemp("model"))) as checkpoint:

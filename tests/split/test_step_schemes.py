@@ -64,7 +64,7 @@ def whole_model(tmp_path: Path, rows: Sequence[Mapping[str, str]], client: str) 
     job = step_job(tmp_path, {}, **EXACT)
     settled = settle(job, SplitListener())
     with Checkpoint.open(settled.model_dir) as checkpoint:
-        shared: dict[str, Any] = {"compute": torch.float32, "lora": job.lora, "seed": job.seed}
+        shared: dict[str, Any] = {"compute": torch.float32, "adapter": job.lora, "seed": job.seed}
         parts = [server_part(checkpoint, settled.decoder, 1, **shared)]
         if client == "trainable":
             parts.append(client_part(checkpoint, settled.decoder, 1, **shared).part)

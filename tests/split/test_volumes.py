@@ -92,7 +92,7 @@ def _adapter_parameters(tmp_path: Path, rank: int) -> int:
     job = step_job(tmp_path, {}, lora={"rank": rank})
     settled = settle(job, SplitListener())
     with Checkpoint.open(settled.model_dir) as checkpoint:
-        part = client_part(checkpoint, settled.decoder, 1, compute=torch.float32, lora=job.lora, seed=0)
+        part = client_part(checkpoint, settled.decoder, 1, compute=torch.float32, adapter=job.lora, seed=0)
     return sum(t.local.numel() for t in part.part.trained)
 
 

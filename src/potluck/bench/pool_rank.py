@@ -104,7 +104,7 @@ def _train(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> No
         RandomWeights(decoder),
         decoder,
         compute=torch_dtype(job.dtype),
-        lora=job.adapter,
+        adapter=job.adapter,
         seed=job.seed,
     )
     trim()

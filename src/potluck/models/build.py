@@ -53,7 +53,7 @@ def build_part(
     rank: int,
     *,
     compute: torch.dtype,
-    lora: Adapter | None,
+    adapter: Adapter | None,
     seed: int,
     links: range | None = None,
     train_embeddings: bool = False,
@@ -66,7 +66,7 @@ def build_part(
         shares: what every rank holds; ranks must agree on it.
         rank: this device.
         compute: dtype of the linears; frozen weights are kept in it, trained ones in float32 or better.
-        lora: the adapters, or None for full fine-tuning (of embedding and head only with ``train_embeddings``).
+        adapter: the adapters, or None for full fine-tuning (of embedding and head only with ``train_embeddings``).
         seed: from which adapters are drawn.
         links: which of the chain's links, as :func:`build_chain` counts them; all if None.
         train_embeddings: train the tables of the first stream, and with them a head that is one of them.
@@ -74,9 +74,9 @@ def build_part(
     Raises:
         BadInput: a target matches nothing, or the checkpoint has a head for another number of classes.
     """
-    targets = targets_of(lora, decoder) if lora is not None else frozenset()
+    targets = targets_of(adapter, decoder) if adapter is not None else frozenset()
     cutter = Cutter(
-        checkpoint, rank, compute, lora, targets, seed, inputs_first=decoder.inputs_first, frozen=decoder.frozen
+        checkpoint, rank, compute, adapter, targets, seed, inputs_first=decoder.inputs_first, frozen=decoder.frozen
     )
     links = links or range(2 * len(decoder.layers))
     embedding: AnyEmbedding = embedding_of(checkpoint, decoder)

@@ -27,7 +27,7 @@ class Cutter:
     checkpoint: Weights
     rank: int
     compute: torch.dtype
-    lora: Adapter | None
+    adapter: Adapter | None
     """Adapters on ``targets``; None trains every linear and norm itself."""
     targets: frozenset[str]
     seed: int
@@ -59,11 +59,11 @@ class Cutter:
             vectors.append(None)
             if self._is_adapted(name):
                 out, _ = self._shape_OI(name)
-                if isinstance(self.lora, Lora):
+                if isinstance(self.adapter, Lora):
                     A_RI = self._initial_A(name)
-                    B_OR = A_RI.new_zeros(sizes[-1], self.lora.rank)
+                    B_OR = A_RI.new_zeros(sizes[-1], self.adapter.rank)
                     A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(A_RI.shape), None, (), "partial")
-                    B_OR = self._train(f"{name}.lora_B.weight", B_OR, (out, self.lora.rank), 0, ranges, part)
+                    B_OR = self._train(f"{name}.lora_B.weight", B_OR, (out, self.adapter.rank), 0, ranges, part)
                     m_O = self._magnitudes(name, weights[-1], (out,), 0, ranges, part)
                     adapters.append(LoraPart(A_RI, B_OR, start, m_O))
                 else:
@@ -78,10 +78,10 @@ class Cutter:
         adapters: list[LoraPart] = []
         vector = None
         if self._is_adapted(name):
-            if isinstance(self.lora, Lora):
+            if isinstance(self.adapter, Lora):
                 whole_RI = self._initial_A(name)
                 A_RI = whole_RI[:, list(held[self.rank])].contiguous()
-                B_OR = whole_RI.new_zeros(out, self.lora.rank)
+                B_OR = whole_RI.new_zeros(out, self.adapter.rank)
                 A_RI = self._train(f"{name}.lora_A.weight", A_RI, tuple(whole_RI.shape), 1, held, "cut")
                 B_OR = self._train(f"{name}.lora_B.weight", B_OR, tuple(B_OR.shape), None, (), "partial")
                 m_O = self._magnitudes(name, weight, (out,), None, (), "partial")
@@ -91,7 +91,7 @@ class Cutter:
         return self._group(name, [weight], [None], [out], adapters, [vector], self.rank)
 
     def _is_adapted(self, name: str) -> bool:
-        return self.lora is not None and name in self.targets
+        return self.adapter is not None and name in self.targets
 
     def _magnitudes(
         self,
@@ -103,7 +103,7 @@ class Cutter:
         gradient: Gradient,
     ) -> Tensor | None:
         """With DoRA, what the rows that are here begin with: their norms, as ``B`` is zero."""
-        if not isinstance(self.lora, Lora) or not self.lora.use_dora:
+        if not isinstance(self.adapter, Lora) or not self.adapter.use_dora:
             return None
         norms_O = squares(weight, _master(self.compute)).sqrt()
         return self._train(f"{name}.lora_magnitude_vector", norms_O, shape, dim, held, gradient)
@@ -122,7 +122,7 @@ class Cutter:
         vectors: list[Tensor | None],
         cut_input_of: int | None,
     ) -> CutLinears:
-        if self.lora is None:
+        if self.adapter is None:
             return CutLinears(name, tuple(weights), tuple(biases), tuple(sizes), cut_input_of=cut_input_of)
         bias = None
         if any(part is not None for part in biases):
@@ -130,17 +130,17 @@ class Cutter:
             bias = torch.cat(filled)
         whole = torch.cat(weights) if len(weights) > 1 else weights[0]
         group = CutLinears(name, (whole,), (bias,), tuple(sizes), cut_input_of=cut_input_of)
-        if isinstance(self.lora, IA3):
+        if isinstance(self.adapter, IA3):
             return replace(group, vectors=tuple(vectors) if any(v is not None for v in vectors) else ())
         squares_O = None
-        if self.lora.use_dora and adapters:
+        if self.adapter.use_dora and adapters:
             squares_O = squares(whole, _master(self.compute))
             self.weight_bytes += squares_O.nbytes
         return replace(
             group,
             adapters=tuple(adapters),
-            scale=self.lora.scale,
-            dropout=self.lora.dropout,
+            scale=self.adapter.scale,
+            dropout=self.adapter.dropout,
             squares_O=squares_O,
         )
 
@@ -186,7 +186,7 @@ class Cutter:
             if spread:
                 drawn.normal_(0, spread, generator=self._generator(name))
             tensor = drawn.to(self.device, _master(self.compute))
-        if not trained or self.lora is None:
+        if not trained or self.adapter is None:
             self.weight_bytes += tensor.nbytes
         return self._train(name, tensor, shape, None, (), "partial") if trained else tensor
 
@@ -207,7 +207,7 @@ class Cutter:
 
     def _read(self, name: str, dim: int | None, held: tuple[Ranges, ...], gradient: Gradient) -> Tensor:
         """A tensor of the base model in the compute dtype; trained itself, in float32 or better, without adapters."""
-        trained = self.lora is None and not name.startswith(self.frozen)
+        trained = self.adapter is None and not name.startswith(self.frozen)
         dtype = _master(self.compute) if trained else self.compute
         rows = held[self.rank] if dim == 0 else None
         columns = held[self.rank] if dim == 1 else None
@@ -227,17 +227,17 @@ class Cutter:
         gradient: Gradient,
     ) -> nn.Parameter:
         parameter = nn.Parameter(local)
-        if self.lora is not None:
+        if self.adapter is not None:
             self.weight_bytes += local.nbytes
         self._trained.append(Trained(name, parameter, shape, dim, held, gradient))
         return parameter
 
     def _initial_A(self, name: str) -> Tensor:
         """Whole ``A [r, in]``, uniform within ``1 / sqrt(in)`` as PEFT draws it; the same on every device."""
-        assert isinstance(self.lora, Lora)
+        assert isinstance(self.adapter, Lora)
         _, inputs = self._shape_OI(name)
         bound = 1 / math.sqrt(inputs)
-        drawn = torch.empty(self.lora.rank, inputs).uniform_(-bound, bound, generator=self._generator(name))
+        drawn = torch.empty(self.adapter.rank, inputs).uniform_(-bound, bound, generator=self._generator(name))
         return drawn.to(self.device, _master(self.compute))
 
     def _generator(self, name: str) -> torch.Generator:

@@ -25,7 +25,8 @@ def build_classifier(cutter: Cutter, decoder: Decoder, sequence: SequenceHead) -
     spread, hidden = decoder.initializer_range, None
     if names.hidden is not None:
         trained = (
-            trains_hidden(decoder, full=cutter.lora is None) or f"{names.hidden}.weight" not in cutter.checkpoint.names
+            trains_hidden(decoder, full=cutter.adapter is None)
+            or f"{names.hidden}.weight" not in cutter.checkpoint.names
         )
         hidden = (
             cutter.of_head(f"{names.hidden}.weight", (D, D), spread=spread, trained=trained),

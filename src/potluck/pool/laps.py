@@ -125,7 +125,7 @@ def make_samples(work: Work, attention: Sequence[int], mlp: Sequence[int], vocab
     def links(heads: int, columns: int, rows: int) -> tuple[tuple[Link, ...], Chain, AnyHead]:
         mine = Share(Ranges.of(0, heads), Ranges.of(0, columns), Ranges.of(0, rows))
         rest = Share(Ranges.of(heads, decoder.num_heads), Ranges.of(columns, decoder.intermediate_size), Ranges(()))
-        part = build_part(weights, decoder, [mine, rest], 0, compute=compute, lora=adapter, seed=0)
+        part = build_part(weights, decoder, [mine, rest], 0, compute=compute, adapter=adapter, seed=0)
         return part.chain.links[2:], part.chain, part.head
 
     empty, ending, head = links(0, 0, max(vocab_rows))

@@ -82,7 +82,7 @@ def train(
             checkpoint,
             decoder,
             compute=torch_dtype(job.dtype),
-            lora=job.adapter,
+            adapter=job.adapter,
             seed=job.seed,
             train_embeddings=job.train_embeddings,
         )

@@ -142,7 +142,7 @@ def audit(
         check_shapes(checkpoint, decoder)
         targets = _targets(contribution_dir, manifest, limits, kept, checkpoint.read(head_of(decoder)))
         inverter = Inverter(
-            client_part(checkpoint, decoder, agreement.cut, compute=torch.float32, lora=None, seed=0),
+            client_part(checkpoint, decoder, agreement.cut, compute=torch.float32, adapter=None, seed=0),
             checkpoint.read(embedding_tables(decoder)[0], dtype=torch.float32),
             agreement.encoding,
             seed,

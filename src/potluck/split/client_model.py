@@ -77,7 +77,7 @@ class ClientModel:
             listener: told how far fetching is.
             trainable: whether the blocks get adapters.
         """
-        cut, lora = terms.split.cut, terms.adapter if trainable else None
+        cut, adapter = terms.split.cut, terms.adapter if trainable else None
         check_cut(self.decoder, cut)
 
         def fetching(done: int, total: int) -> None:
@@ -87,6 +87,6 @@ class ClientModel:
             check_shapes(checkpoint, self.decoder)
             if self._fetched is not None:
                 listed = Listed(checkpoint)
-                client_part(listed, self.decoder, cut, compute=torch.float32, lora=lora, seed=0)
+                client_part(listed, self.decoder, cut, compute=torch.float32, adapter=adapter, seed=0)
                 checkpoint.fetch([*((name, None, None) for name in tables(self.decoder)), *listed.parts], fetching)
-            yield client_part(checkpoint, self.decoder, cut, compute=self.compute, lora=lora, seed=terms.seed)
+            yield client_part(checkpoint, self.decoder, cut, compute=self.compute, adapter=adapter, seed=terms.seed)

@@ -71,7 +71,7 @@ def check_cut(decoder: Decoder, cut: int) -> None:
 
 
 def client_part(
-    weights: Weights, decoder: Decoder, cut: int, *, compute: torch.dtype, lora: Adapter | None, seed: int
+    weights: Weights, decoder: Decoder, cut: int, *, compute: torch.dtype, adapter: Adapter | None, seed: int
 ) -> ClientPart:
     """Build the client's part; of the tables nothing is read before a row is asked for.
 
@@ -80,14 +80,14 @@ def client_part(
         decoder: its family's description.
         cut: blocks on the client's side.
         compute: dtype of the linears.
-        lora: adapters of a trainable client; None for a frozen one.
+        adapter: adapters of a trainable client; None for a frozen one.
         seed: from which adapters are drawn; tensors begin as those of a whole model of this seed.
 
     Raises:
         BadInput: the model has too few blocks.
     """
     check_cut(decoder, cut)
-    part = _part(weights, decoder, range(cut), compute, lora, seed, torch.device("cpu"), checkpointing=False)
+    part = _part(weights, decoder, range(cut), compute, adapter, seed, torch.device("cpu"), checkpointing=False)
     head = head_of(decoder)
     return ClientPart(
         part,
@@ -103,7 +103,7 @@ def server_part(
     cut: int,
     *,
     compute: torch.dtype,
-    lora: Adapter | None,
+    adapter: Adapter | None,
     seed: int,
     device: torch.device | None = None,
     checkpointing: bool = False,
@@ -116,7 +116,7 @@ def server_part(
     check_cut(decoder, cut)
     blocks = range(cut, len(decoder.layers))
     device = device or torch.device("cpu")
-    return _part(weights, decoder, blocks, compute, lora, seed, device, checkpointing=checkpointing)
+    return _part(weights, decoder, blocks, compute, adapter, seed, device, checkpointing=checkpointing)
 
 
 def _part(
@@ -124,7 +124,7 @@ def _part(
     decoder: Decoder,
     blocks: range,
     compute: torch.dtype,
-    lora: Adapter | None,
+    adapter: Adapter | None,
     seed: int,
     device: torch.device,
     *,
@@ -133,9 +133,9 @@ def _part(
     whole = Share(
         Ranges.of(0, decoder.num_heads), Ranges.of(0, decoder.intermediate_size), Ranges.of(0, decoder.vocab_size)
     )
-    targets = frozenset() if lora is None else targets_of(lora, decoder)
+    targets = frozenset() if adapter is None else targets_of(adapter, decoder)
     placed = weights if device.type == "cpu" else _Placed(weights, device)
-    cutter = Cutter(placed, 0, compute, lora or Lora(), targets, seed, device, decoder.inputs_first)
+    cutter = Cutter(placed, 0, compute, adapter or Lora(), targets, seed, device, decoder.inputs_first)
     chain = build_chain(decoder, [whole], 0, compute, cutter, range(2 * blocks.start, 2 * blocks.stop))
     return SplitPart(
         Whole(chain, checkpointing=checkpointing),

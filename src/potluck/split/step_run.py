@@ -81,7 +81,7 @@ def _client_tensors(settled: Settled, checkpoint: Checkpoint) -> dict[str, Tenso
     if split.client == "frozen":
         return {}
     compute = torch_dtype(job.dtype)
-    part = client_part(checkpoint, settled.decoder, split.cut, compute=compute, lora=job.adapter, seed=job.seed)
+    part = client_part(checkpoint, settled.decoder, split.cut, compute=compute, adapter=job.adapter, seed=job.seed)
     return part.part.tensors()
 
 

@@ -132,7 +132,7 @@ def learner_of(
         settled.decoder,
         settled.split.cut,
         compute=torch_dtype(job.dtype),
-        lora=job.adapter,
+        adapter=job.adapter,
         seed=job.seed,
         device=device,
         checkpointing=job.checkpointing,

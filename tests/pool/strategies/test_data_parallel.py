@@ -57,7 +57,7 @@ def part_of(models: Models, family: str, *, tied: bool = True, lora: Lora | None
     cfg = config(family, tie_word_embeddings=tied)
     whole = shares(cfg, [cfg.num_attention_heads], [cfg.intermediate_size], [VOCAB])
     checkpoint = models.checkpoint(family, tied)
-    return build_part(checkpoint, decoder_of(cfg), whole, 0, compute=torch.float64, lora=lora, seed=0)
+    return build_part(checkpoint, decoder_of(cfg), whole, 0, compute=torch.float64, adapter=lora, seed=0)
 
 
 def check_parity(

@@ -100,7 +100,7 @@ def check_parity(
     settings = replace(SETTINGS, checkpointing=checkpointing)
 
     def body(comm: Comm) -> list[str]:
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=0)
+        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=lora, seed=0)
         trained = part.chain.trained
         for t in trained:
             t.local.detach().copy_(plain.initial[t.name])
@@ -167,7 +167,7 @@ def test_dropout_is_that_of_a_device_alone(models: Models) -> None:
         plan = plan_of("llama", stages)
 
         def body(comm: Comm) -> dict[str, Tensor]:
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=5)
+            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=lora, seed=5)
             settings = replace(SETTINGS, half_batches=1, seed=9)
             strategy = None if len(stages) == 1 else strategy_for(plan, part, comm, settings)
             Stepper(part, comm, settings, strategy).accumulate(turns_of(steps[0], [0], comm.rank))
@@ -197,7 +197,7 @@ def test_ids_go_to_the_first_stage_and_labels_to_the_last(models: Models, owner:
             return start_send(x, to, tag, exact=exact)
 
         part = part_for(
-            plan, comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, lora=Lora(), seed=0
+            plan, comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, adapter=Lora(), seed=0
         )
         if comm.rank != first:
             part = replace(part, embedding=Embedding(lambda ids: pytest.fail(f"looked up {ids}"), 1.0))
@@ -230,7 +230,9 @@ def test_messages_are_the_stream_and_its_gradient_once_a_border(models: Models) 
 
     def body(target: str, comm: Comm) -> None:
         lora = Lora(targets=[target])
-        part = part_for(plan, comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, lora=lora, seed=0)
+        part = part_for(
+            plan, comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, adapter=lora, seed=0
+        )
         strategy = strategy_for(plan, part, comm, SETTINGS)
         shapes[comm.rank].clear()
         Stepper(part, comm, SETTINGS, strategy).accumulate(turns_of(batches, [3], comm.rank))
@@ -253,7 +255,7 @@ def test_who_waits_for_a_slow_stage_waits(models: Models) -> None:
 
     def body(comm: Comm) -> StepReport:
         part = part_for(
-            plan, comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, lora=Lora(), seed=0
+            plan, comm.rank, models.checkpoint("llama"), decoder, compute=torch.float32, adapter=Lora(), seed=0
         )
         rows = part.embedding.rows
 
@@ -284,7 +286,7 @@ def test_an_adapter_of_stages_is_saved_whole(models: Models, tmp_path: Path) -> 
 
     def body(comm: Comm) -> dict[str, Tensor]:
         decoder = decoder_of(config("llama", tie_word_embeddings=True))
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=job.lora, seed=0)
+        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, adapter=job.lora, seed=0)
         for t in part.chain.trained:
             t.local.detach().normal_(generator=torch.Generator().manual_seed(len(t.name)))
         strategy = strategy_for(plan, part, comm, SETTINGS)
@@ -303,7 +305,7 @@ def test_a_stage_reads_its_own_links_alone(models: Models) -> None:
     checkpoint, decoder = models.checkpoint("llama", False), decoder_of(config("llama", tie_word_embeddings=False))
     stages = STAGES["3: 2/1/1, the coordinator last"]
     plan = plan_of("llama", stages)
-    parts = [part_for(plan, r, checkpoint, decoder, compute=torch.float32, lora=None, seed=0) for r in range(3)]
+    parts = [part_for(plan, r, checkpoint, decoder, compute=torch.float32, adapter=None, seed=0) for r in range(3)]
     everything = sum(torch.Size(checkpoint.shape(name)).numel() for name in checkpoint.names)
     table = torch.Size(checkpoint.shape("model.embed_tokens.weight")).numel()
     assert sum(part.weight_bytes for part in parts) == 4 * (everything - table)

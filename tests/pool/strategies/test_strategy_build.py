@@ -82,7 +82,7 @@ def test_after_it_a_device_asks_for_nothing(
         headers = fetched.bytes_fetched
         prefetch_for(plan, rank, checkpoint, decoder, lora, owns=owns, progress=lambda done, total: None)
         there = fetched.bytes_fetched
-        part = part_for(plan, rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=0)
+        part = part_for(plan, rank, checkpoint, decoder, compute=torch.float64, adapter=lora, seed=0)
         looked_up = tables_for(plan, rank, decoder, owns=owns)
         if EMBEDDING in looked_up:
             part.embedding(torch.arange(VOCAB)[None], torch.float64)
@@ -113,7 +113,7 @@ def test_each_plan_is_walked_its_own_way(model: Path, name: str) -> None:
 
     def body(comm: Comm) -> type:
         with Checkpoint.open(model) as checkpoint:
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, lora=Lora(), seed=0)
+            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, adapter=Lora(), seed=0)
         return type(strategy_for(plan, part, comm, Settings(steps=1, learning_rate=0.1)))
 
     assert run_world(3, body) == [KINDS[name]] * 3

@@ -65,7 +65,7 @@ def of_our_pipeline(cfg: object, checkpoint: Checkpoint, train: str, directory: 
     decoder = decoder_of(cfg)  # type: ignore[arg-type]
 
     def body(comm: Comm) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, lora=lora, seed=0)
+        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=lora, seed=0)
         trained = part.chain.trained
         for t in trained if lora else ():
             t.local.detach().normal_(0, 0.3, generator=torch.Generator().manual_seed(len(t.name)))

@@ -29,7 +29,7 @@ def part_for(
     decoder: Decoder,
     *,
     compute: torch.dtype,
-    lora: Adapter | None,
+    adapter: Adapter | None,
     seed: int,
     train_embeddings: bool = False,
 ) -> Part:
@@ -41,7 +41,7 @@ def part_for(
         weights: the whole model, of which no more is read than the part holds.
         decoder: its family's description.
         compute: dtype of the linears.
-        lora: the adapters, or None for full fine-tuning.
+        adapter: the adapters, or None for full fine-tuning.
         seed: from which adapters are drawn.
         train_embeddings: as :func:`potluck.models.build.build_part` has it.
 
@@ -50,7 +50,7 @@ def part_for(
     """
     device = plan.devices[rank]
     alone = plan.strategy == "data" or device.links is not None
-    if not alone and len(plan.devices) > 1 and (divided := divides_rows(lora, decoder)):
+    if not alone and len(plan.devices) > 1 and (divided := divides_rows(adapter, decoder)):
         raise BadInput(f"strategy: '{plan.strategy}' is not possible: {divided}")
     return build_part(
         weights,
@@ -58,7 +58,7 @@ def part_for(
         [device.share] if alone else plan.shares,
         0 if alone else rank,
         compute=compute,
-        lora=lora,
+        adapter=adapter,
         seed=seed,
         links=None if device.links is None else range(*device.links.spans[0]),
         train_embeddings=train_embeddings,
@@ -109,7 +109,7 @@ def prefetch_for(
     rank: int,
     checkpoint: Checkpoint,
     decoder: Decoder,
-    lora: Adapter | None,
+    adapter: Adapter | None,
     *,
     owns: bool,
     train_embeddings: bool = False,
@@ -122,7 +122,7 @@ def prefetch_for(
         rank: this device.
         checkpoint: opened with a ``need``.
         decoder: the model's description.
-        lora: the adapters, or None for full fine-tuning.
+        adapter: the adapters, or None for full fine-tuning.
         owns: whether this device has training data.
         train_embeddings: as :func:`potluck.models.build.build_part` has it.
         progress: told bytes done and bytes in all.
@@ -139,7 +139,7 @@ def prefetch_for(
             weights,
             decoder,
             compute=torch.float32,
-            lora=lora,
+            adapter=adapter,
             seed=0,
             train_embeddings=train_embeddings,
         )
