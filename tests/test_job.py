@@ -83,6 +83,16 @@ def test_what_is_trained_beside_the_model() -> None:
         parse_job({**content, "train": "full", "split": {}})
 
 
+def test_a_section_that_is_not_used_is_refused() -> None:
+    content: dict[str, object] = {"model": "m", "data": {"train": "a.jsonl"}, "output": "out"}
+    with pytest.raises(BadInput, match=r"job: lora says something, and is not used with train: ia3: take it out"):
+        parse_job({**content, "train": "ia3", "lora": {"use_dora": True}})
+    with pytest.raises(BadInput, match=r"job: ia3 says something, and is not used with train: lora: take it out"):
+        parse_job({**content, "ia3": {"targets": ["q_proj"]}})
+    saved = parse_job({**content, "train": "ia3"}).model_dump()
+    assert parse_job(saved).train == "ia3", "a saved job has every section, with its defaults"
+
+
 def test_the_scale_of_adapters() -> None:
     assert Lora(rank=16, alpha=8).scale == 8 / 16
     assert Lora(rank=16, alpha=8, use_rslora=True).scale == 8 / 4

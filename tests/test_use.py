@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import BertConfig
 
 from potluck.errors import BadInput
 from potluck.job import Job, dump_job
 from potluck.job_sections import Data
+from potluck.models.precision import torch_dtype
 from potluck.texts.rows import read_rows
 from potluck.use import encode_for, evaluate_result, generate, merge_result, open_result
 from word_model import save_word_model
@@ -94,3 +96,21 @@ def test_held_out_texts_are_cut_to_the_models_positions(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "light", "completion": " on" * 9}))
     rows = read_rows([str(tmp_path / "a.jsonl")], "auto")
     assert [len(each.ids) for each in encode_for(model, rows, Data(train=["-"], max_length=64))] == [4]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_a_result_is_used_as_exactly_as_it_was_trained(dtype: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "job.yaml").write_text(
+        dump_job(Job(model="m", data=Data(train=["a.jsonl"]), output=tmp_path, dtype=dtype))
+    )
+    assert open_result(tmp_path).inference_dtype() == torch_dtype(dtype)
+
+
+def test_an_encoder_says_no_tokens(tmp_path: Path) -> None:
+    BertConfig().save_pretrained(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(BadInput, match="encoder, which reads a text as a whole and says no tokens"):
+        generate(tmp_path, ["hello"])
+    with pytest.raises(BadInput, match="encoder, which reads a text as a whole and says no tokens"):
+        evaluate_result(tmp_path, [str(tmp_path / "a.jsonl")])

@@ -120,6 +120,9 @@ class Job(Section):
                 "train_embeddings needs train: full; an adapter that holds whole embeddings (PEFT's modules_to_save) is"
                 " not made"
             )
+        for unused, default in {"lora": Lora(), "ia3": IA3()}.items():
+            if self.train not in (unused, "full") and getattr(self, unused) != default:
+                raise ValueError(f"{unused} says something, and is not used with train: {self.train}: take it out")
         if self.split is not None and self.train == "full":
             raise ValueError("split trains adapters: train: lora or train: ia3")
         if self.train_embeddings and self.frozen_blocks:
@@ -201,7 +204,10 @@ def parse_job(content: dict[str, object], where: str = "job") -> Job:
     try:
         return Job.model_validate(content)
     except ValidationError as error:
-        faults = [f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {e['msg']}" for e in error.errors()]
+        faults = [
+            f"{'.'.join(str(part) for part in e['loc']) or 'job'}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         raise BadInput(f"{where}: " + "; ".join(faults) + ".") from None
 
 

@@ -15,7 +15,7 @@ from potluck.job_sections import Data, Format, Task
 from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate
 from potluck.models.evaluate_classes import ClassScores
-from potluck.models.families import known, read_config
+from potluck.models.families import for_task, known, read_config
 from potluck.models.generate import generate_text
 from potluck.models.inference import load_for_inference
 from potluck.models.merge import merge
@@ -43,6 +43,14 @@ class Trained:
     data: Data
     """How its prompts were written; the columns and the classes of a classifier."""
     task: Task
+    dtype: str | None = None
+    """What it was trained in, where that is known."""
+
+    def inference_dtype(self) -> torch.dtype:
+        """Float32 or better if it was trained so; else what this machine runs fastest."""
+        if self.dtype in ("fp32", "fp64"):
+            return torch_dtype(self.dtype)
+        return inference_dtype(self.base)
 
 
 def open_result(directory: Path) -> Trained:
@@ -53,31 +61,31 @@ def open_result(directory: Path) -> Trained:
     """
     if not directory.is_dir():
         raise BadInput(f"There is no directory {directory}; expected the output of 'potluck tune'.")
-    data, task = _as_trained(directory)
+    data, task, dtype = _as_trained(directory)
     adapter_config = directory / "adapter_config.json"
     if adapter_config.exists():
         own_template = directory / TEMPLATE_FILE
         if data.template not in ("auto", "chatml") and own_template.is_file():
             data = data.model_copy(update={"template": str(own_template)})  # what it was copied from may be gone
-        return Trained(base=resolve(_base_of(adapter_config)), adapter=directory, data=data, task=task)
+        return Trained(base=resolve(_base_of(adapter_config)), adapter=directory, data=data, task=task, dtype=dtype)
     if (directory / "config.json").exists():
-        return Trained(base=directory, adapter=None, data=data, task=task)
+        return Trained(base=directory, adapter=None, data=data, task=task, dtype=dtype)
     raise BadInput(f"{directory} holds neither an adapter (adapter_config.json) nor a model (config.json).")
 
 
-def _as_trained(directory: Path) -> tuple[Data, Task]:
-    """How a result's texts were written, and its task: by the job beside it, or else by its configuration."""
+def _as_trained(directory: Path) -> tuple[Data, Task, str | None]:
+    """How a result's texts were written, its task and dtype: by the job beside it, or else by its configuration."""
     if (job_file := directory / JOB_FILE).exists():
         job = load_job(job_file)
-        return job.data, job.task
+        return job.data, job.task, job.dtype
     if not (directory / "adapter_config.json").exists():
         config = _json_of(directory / "config.json")
         if any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
             names = read_config(directory).id2label or {}
             if len(names) > 1:
-                return Data(train=["-"], labels=[str(name) for name in names.values()]), "sequence-classification"
-            return Data(train=["-"]), "sequence-regression"
-    return Data(train=["-"], format="prompt"), "causal-lm"
+                return Data(train=["-"], labels=[str(name) for name in names.values()]), "sequence-classification", None
+            return Data(train=["-"]), "sequence-regression", None
+    return Data(train=["-"], format="prompt"), "causal-lm", None
 
 
 def _json_of(file: Path) -> dict[str, Any]:
@@ -124,26 +132,35 @@ def generate(
     if pairs is not None and len(pairs) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts and {len(pairs)} second texts")
     trained = open_result(Path(directory))
+    dtype = trained.inference_dtype()
     if trained.task != "causal-lm":
-        dtype = inference_dtype(trained.base)
         return classify_texts(trained.base, trained.adapter, trained.data, prompts, pairs, dtype)
     if pairs is not None:
         raise BadInput(f"{directory} goes on from one text; a second one (--pair) is for what was trained on pairs.")
     data = trained.data if format == "auto" else trained.data.model_copy(update={"format": format})
-    return answer(trained.base, trained.adapter, data, prompts, max_new_tokens=max_new_tokens)
+    return answer(trained.base, trained.adapter, data, prompts, max_new_tokens=max_new_tokens, dtype=dtype)
 
 
 def answer(
-    model_dir: Path, adapter: Path | None, data: Data, prompts: Sequence[str], *, max_new_tokens: int = 128
+    model_dir: Path,
+    adapter: Path | None,
+    data: Data,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    dtype: torch.dtype | None = None,
 ) -> list[str]:
     """Answer prompts with a model and, if given, an adapter; prompts are encoded as ``data`` says.
 
+    ``dtype`` None is what this machine runs fastest.
+
     Raises:
-        BadInput: the model or the adapter cannot be used, or the format of the data is not known.
+        BadInput: the model says no tokens, it or the adapter cannot be used, or the format of the data is not known.
     """
+    _check_says_tokens(model_dir)
     tokenizer = load_tokenizer(model_dir)
     encoded = [encode_prompt(prompt, tokenizer, data, data.format) for prompt in prompts]
-    model = load_for_inference(model_dir, adapter, inference_dtype(model_dir))
+    model = load_for_inference(model_dir, adapter, dtype or inference_dtype(model_dir))
     stops = stop_ids(tokenizer, data, data.format)
     return [generate_text(model, tokenizer, ids, max_new_tokens, stops) for ids in encoded]
 
@@ -163,9 +180,11 @@ def evaluate_result(
     if isinstance(data, str):
         raise TypeError("data is one string; give a list of sources")
     trained = open_result(Path(directory))
+    if trained.task == "causal-lm":
+        _check_says_tokens(trained.base)
     written = trained.data.model_copy(update={"format": "auto"})
     examples = encode_for(trained.base, read_for(trained.task, data, written, others=True), trained.data)
-    dtype = inference_dtype(trained.base)
+    dtype = trained.inference_dtype()
     if trained.task == "causal-lm":
         after = score(trained.base, trained.adapter, examples, dtype, progress=progress)
         return score(trained.base, None, examples, dtype, progress=progress) if trained.adapter else None, after
@@ -173,6 +192,13 @@ def evaluate_result(
     if trained.adapter is None or not has_classifier(trained.base):
         return None, judged
     return score_classifier(trained.base, None, examples, dtype, trained.data, progress=progress), judged
+
+
+def _check_says_tokens(model_dir: Path) -> None:
+    """See that a model goes on from a text, as far as potluck knows its family."""
+    decoder = known(read_config(model_dir))
+    if decoder is not None:
+        for_task(decoder, None)
 
 
 def merge_result(directory: Path | str, output: Path | str, *, overwrite: bool = False) -> None:

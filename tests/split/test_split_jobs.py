@@ -59,6 +59,8 @@ def refused_job(directory: Path, said: str, split: dict[str, Any] | None = None,
 def test_jobs_that_cannot_be_served(tmp_path: Path) -> None:
     refused_job(tmp_path, "split.cut is 3, but the model has 3 blocks: 1 to 2 can be cut off", {"cut": 3})
     refused_job(tmp_path, "nothing", lora={"targets": ["nothing"]})
+    of_clients = {"targets": ["model.layers.0.mlp.up_proj"]}
+    refused_job(tmp_path, "matches linears of frozen blocks only", lora=of_clients)
     refused_job(tmp_path, "no file .*none.jinja", data={"template": str(tmp_path / "none.jinja")})
     content = {"model": str(tmp_path / "model"), "output": tmp_path / "adapter"}
     with pytest.raises(BadInput, match="leaves after its upload"):

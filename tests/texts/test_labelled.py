@@ -58,7 +58,9 @@ def test_classes_by_name(label: object, name: str, tmp_path: Path) -> None:
     assert [row.label for row in read(tmp_path / "a.jsonl", [{"text": "a", "label": label}])] == [name]
 
 
-FRACTION = "'label' is not a whole number or a name, but a number with a fraction (or NaN). For values take task"
+FRACTION = (
+    "'label' is not a whole number or a name, but a number written with a fraction (or NaN). For values take task"
+)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +154,8 @@ def test_class_names_of_any_column_of_a_parquet_file(tmp_path: Path) -> None:
     for source in ("a.parquet", "saved"):
         rows = read_labelled([str(tmp_path / source)], data(), CLASSES)
         assert [(row.text, row.label) for row in rows] == [("a", "world"), ("b", "sports")]
+
+
+def test_values_whose_squares_are_beyond_float32(tmp_path: Path) -> None:
+    said = refused(tmp_path / "a.jsonl", [{"text": "a", "label": 1e300}], task=VALUES)
+    assert "'label' is beyond 1e+19" in said

@@ -88,7 +88,8 @@ def match_targets(
                 if not linears:  # a head alone is trained
                     continue
                 raise BadInput(
-                    f"{field}: '{target}' matches linears of frozen blocks only: lower frozen_blocks, or leave it out."
+                    f"{field}: '{target}' matches linears of frozen blocks only: leave it out, or freeze fewer"
+                    " (frozen_blocks; in split training, the client's: split.cut)."
                 )
             known = sorted({name.split(".")[-1] for name in (*linears, *frozen)})
             raise BadInput(

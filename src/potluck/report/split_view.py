@@ -76,4 +76,4 @@ def quality_table(before: Mapping[str, Quality], after: Mapping[str, Quality]) -
 
 
 def _short(number: float) -> str:
-    return f"{number:,.1f}" if number < 1000 else f"{number:.0e}"
+    return f"{number:,.1f}" if number < 1e6 else f"{number:.0e}"

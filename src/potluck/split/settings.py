@@ -7,7 +7,7 @@ from potluck.control.files import ModelFiles
 from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.job_sections import Split
-from potluck.models.families import decoder_of, read_config
+from potluck.models.families import decoder_of, read_config, with_frozen
 from potluck.models.families.decoder import Decoder
 from potluck.models.shapes import check_model
 from potluck.models.source import resolve
@@ -61,7 +61,8 @@ def settle(job: Job, listener: SplitListener) -> Settled:
     decoder = decoder_of(read_config(model_dir))
     check_cut(decoder, split.cut)
     check_model(model_dir, decoder)
-    targets_of(job.adapter, decoder)
+    frozen = split.cut if split.client == "frozen" else 0
+    targets_of(job.adapter, with_frozen(decoder, frozen))
     own_template(job)
     files = ModelFiles(model_dir)
     agreement = agreement_of(files.listing(), split.cut, split.encoding, split.targets)

@@ -11,6 +11,7 @@ from potluck.texts.columns import Columns, find_columns
 from potluck.texts.rows import records_of
 from potluck.texts.values import checked_text, keys_of, kind_of
 
+_LARGEST = 1e19  # errors are squared, in float32
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _FRACTION = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=e))(e[+-]?[0-9]+)?|nan", re.IGNORECASE)
 
@@ -131,8 +132,8 @@ def _class(label: object, column: str, named: Collection[str], where: str) -> st
             return name
     if isinstance(label, str | float) and str(label).strip():
         raise BadInput(
-            f"{where}: '{column}' is not a whole number or a name, but a number with a fraction (or NaN). For values "
-            "take task: sequence-regression; if these are names of classes, list all of them in data.labels."
+            f"{where}: '{column}' is not a whole number or a name, but a number written with a fraction (or NaN). For "
+            "values take task: sequence-regression; if these are names of classes, list all of them in data.labels."
         )
     found = "an empty string" if isinstance(label, str) else kind_of(label)
     raise BadInput(f"{where}: '{column}' must be the name of a class or a whole number, found {found}.")
@@ -147,4 +148,8 @@ def _value(label: object, column: str, where: str) -> float:
             value = math.nan
     if not math.isfinite(value):
         raise BadInput(f"{where}: '{column}' is no finite number, which is what sequence-regression learns.")
+    if abs(value) > _LARGEST:
+        raise BadInput(
+            f"{where}: '{column}' is beyond {_LARGEST:g}, and its square would be none in float32: scale the values."
+        )
     return value
