@@ -12,8 +12,8 @@ from potluck.job_sections import OptimizerName
 
 MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "lion": 1}
 """Values that each keeps of every trained element from step to step."""
-_SLICE = 1 << 20
-"""Elements that Lion steps at once; it needs twice as many beside them for a moment."""
+_SLICE = 1 << 18
+"""Elements that Lion steps at once: it needs twice as many beside them for a moment, which stay in the cache."""
 
 
 class Schedule(Protocol):
