@@ -11,7 +11,7 @@ from torch import Tensor
 
 from potluck.errors import BadInput
 from potluck.job_sections import Lora
-from potluck.models.adapter import adapter_config, read_config, read_tensors, write_adapter
+from potluck.models.adapter import adapter_config, linear_of, read_config, read_tensors, write_adapter
 
 LORA = Lora(rank=4, alpha=8, dropout=0.1)
 
@@ -50,6 +50,23 @@ def test_same_files_as_peft_and_the_same_logits(tmp_path: Path, targets: list[st
         warnings.simplefilter("error", UserWarning)  # peft warns of missing keys
         loaded = PeftModel.from_pretrained(tiny_llama(), ours)
     assert torch.equal(loaded(ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    [
+        ("h.0.attn.c_attn.lora_A.weight", "h.0.attn.c_attn"),
+        ("h.0.attn.c_attn.lora_B.bias", "h.0.attn.c_attn"),
+        ("h.0.attn.c_attn.lora_magnitude_vector", "h.0.attn.c_attn"),
+        ("h.0.attn.c_attn.ia3_l", "h.0.attn.c_attn"),
+        ("wte.lora_embedding_A", "wte"),
+        ("score.weight", None),
+        ("ia3_l.weight", None),
+        ("classifier.dense.bias", None),
+    ],
+)
+def test_which_tensors_are_an_adapters(name: str, linear: str | None) -> None:
+    assert linear_of(name) == linear
 
 
 def test_round_trip_and_template(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pool.tiny import config
 from potluck import __version__
 from potluck.job import Job
 from potluck.job_sections import Lora
+from potluck.pool.elements import PerUnit
 from potluck.pool.profile import Line, Link, Machine, Profile, Work
-from potluck.pool.task import PerUnit, Task
+from potluck.pool.task import Task
 
 GIB = 1 << 30
 MIB = 1 << 20

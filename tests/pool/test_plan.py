@@ -9,7 +9,8 @@ from pool.tiny import config
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.pool.plan import MAX_LOCAL_DEVICES, Plan, apportion, make_plan, parse_devices
+from potluck.pool.plan import Plan, make_plan
+from potluck.pool.ratio import MAX_LOCAL_DEVICES, apportion, parse_devices
 
 RATIOS = st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any)
 

@@ -14,7 +14,8 @@ from potluck.models.families import with_frozen
 from potluck.models.families.decoder import Decoder
 from potluck.models.families.llama import llama
 from potluck.pool.profile import Link, Profile
-from potluck.pool.stage_costs import Stage, StageCosts, predict_stages, stage_costs
+from potluck.pool.stage_costs import Stage, StageCosts, predict_stages
+from potluck.pool.stage_profiles import stage_costs
 from potluck.pool.stages import best_stages, even_stages, micro_batch_sizes
 
 QUICK = Link(latency_s=2e-5, bytes_per_s=2e9)

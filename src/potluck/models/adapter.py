@@ -20,18 +20,17 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 TEMPLATE_FILE = "chat_template.jinja"
 
 _PREFIX = "base_model.model."  # PeftModel holds LoraModel as base_model, which holds the model as model
-_PARTS = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector", ".ia3_l")
 _VECTOR = ".ia3_l"
+_PART = re.compile(r"\.(lora_[^.]+(\..+)?|ia3_l)$")
 
 
 def linear_of(name: str) -> str | None:
-    """The linear that a tensor of an adapter belongs to; None where it is no such tensor."""
-    return next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), None)
+    """The linear, or other module, that a tensor of an adapter belongs to; None where it is no such tensor.
 
-
-def is_of_adapter(name: str) -> bool:
-    """Whether a tensor beside a model is of an adapter, of whatever it may be; others take the place of the model's."""
-    return ".lora_" in name or name.endswith(_VECTOR)
+    Tensors of variants that are not supported, such as ``lora_embedding_A``, are an adapter's too.
+    """
+    part = _PART.search(name)
+    return None if part is None else name[: part.start()]
 
 
 def scales_inputs(linear: str, config: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE
-from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, is_of_adapter, read_config, read_tensors
+from potluck.models.adapter import CONFIG_FILE, TEMPLATE_FILE, linear_of, read_config, read_tensors
 from potluck.models.changes import Change, changes_of
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, known, names_of
@@ -87,7 +87,7 @@ def _without_head(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The adapters' tensors, and those of modules that were trained whole."""
     modules = config.get("modules_to_save") or []
-    head = {name: tensor for name, tensor in tensors.items() if not is_of_adapter(name)}
+    head = {name: tensor for name, tensor in tensors.items() if linear_of(name) is None}
     odd = [name for name in head if not set(modules) & set(name.split("."))]
     if modules and (odd or not head or config.get("task_type") != "SEQ_CLS"):
         raise BadInput(

@@ -24,7 +24,7 @@ from potluck.pool.profile import Profile, Work
 from potluck.pool.reasons import alone_s, if_all_on_one, missing, too_slow, why
 from potluck.pool.rows import best_rows, plan_rows
 from potluck.pool.search import NoFit, search
-from potluck.pool.stage_costs import rows_a_turn
+from potluck.pool.stage_profiles import rows_a_turn
 from potluck.pool.stages import best_stages, even_stages
 from potluck.pool.task import Task, task_of
 

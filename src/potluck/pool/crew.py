@@ -19,8 +19,8 @@ from potluck.pool.launch import PeerLost, run_devices
 from potluck.pool.listener import Listener
 from potluck.pool.local import check_pace, threads_of
 from potluck.pool.members import Members
-from potluck.pool.plan import parse_devices
 from potluck.pool.process import Event
+from potluck.pool.ratio import parse_devices
 from potluck.pool.spec import without_paths
 
 COORDINATOR = 0

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -16,8 +15,8 @@ from potluck.models.families import decoder_for
 from potluck.models.families.decoder import Decoder
 from potluck.pool.embeddings import why_not
 from potluck.pool.exact import divides_rows
+from potluck.pool.ratio import apportion, counts_of, parse_devices
 
-MAX_LOCAL_DEVICES = 64
 PIPELINES = ("pipeline", "pipeline-uniform")
 TENSORS = ("tensor", "tensor-uniform")
 _MICRO_BATCHES_A_STAGE = 2
@@ -141,7 +140,7 @@ def make_plan(
         raise BadInput(f"strategy: '{strategy}' is not possible: {divided}")
     by_hand = {} if job.shares is None else job.shares.model_dump()
     totals = {"heads": model.num_heads, "columns": model.intermediate_size, "vocab_rows": model.head_rows}
-    cuts = {unit: split_by(_counts(unit, total, ratio, by_hand.get(unit))) for unit, total in totals.items()}
+    cuts = {unit: split_by(counts_of(unit, total, ratio, by_hand.get(unit))) for unit, total in totals.items()}
     devices = [
         DeviceShare(
             names[rank] if names else f"device-{rank}",
@@ -253,48 +252,3 @@ def check_micro_batches(stages: int, micro_batches: int, rows: int) -> None:
             f"{stages} stages of a pipeline need at least {stages} micro-batches a step, and a step has {have} of"
             f" {rows} row{'s' if rows > 1 else ''}: raise batch_size, or lower micro_batch_size."
         )
-
-
-def parse_devices(devices: str) -> list[float]:
-    """``"3"`` to three even parts, ``"3:2:1"`` to those parts.
-
-    Raises:
-        BadInput: it is neither.
-    """
-    try:
-        parts = [float(part) for part in devices.split(":")]
-    except ValueError:
-        parts = []
-    if len(parts) == 1:
-        count = parts[0]
-        parts = [1.0] * int(count) if 1 <= count <= MAX_LOCAL_DEVICES and count.is_integer() else []
-    usable = all(part >= 0 for part in parts) and 0 < sum(parts) < float("inf")
-    if not usable or not 1 <= len(parts) <= MAX_LOCAL_DEVICES:
-        raise BadInput(
-            f"devices: '{devices}' is neither a number of devices from 1 to {MAX_LOCAL_DEVICES}, such as 3,"
-            " nor their shares, such as 3:2:1."
-        )
-    return parts
-
-
-def apportion(total: int, ratio: Sequence[float]) -> list[int]:
-    """Whole units by largest remainder; ties go to the larger part, then to the earlier device."""
-    parts = [Fraction(part) for part in ratio]  # floats would lose ties to rounding, and the sum to overflow
-    exact = [total * part / sum(parts) for part in parts]
-    counts = [int(e) for e in exact]
-    order = sorted(range(len(ratio)), key=lambda i: (-(exact[i] - counts[i]), -ratio[i], i))
-    for i in order[: total - sum(counts)]:
-        counts[i] += 1
-    return counts
-
-
-def _counts(unit: str, total: int, ratio: Sequence[float], by_hand: list[int] | None) -> list[int]:
-    if by_hand is None:
-        return apportion(total, ratio)
-    numbers = ", ".join(str(count) for count in by_hand)
-    if len(by_hand) != len(ratio):
-        raise BadInput(f"shares.{unit}: {len(by_hand)} numbers ({numbers}) for {len(ratio)} devices.")
-    if sum(by_hand) != total:
-        names = {"heads": "query heads", "columns": "MLP columns", "vocab_rows": "vocabulary rows"}
-        raise BadInput(f"shares.{unit}: {numbers} make {sum(by_hand)}, but the model has {total} {names[unit]}.")
-    return by_hand

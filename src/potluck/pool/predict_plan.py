@@ -9,7 +9,8 @@ from potluck.pool.dealing import deal_rows
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Profile, Work
 from potluck.pool.rows import predict_data
-from potluck.pool.stage_costs import Stage, predict_stages, rows_a_turn, stage_costs
+from potluck.pool.stage_costs import Stage, predict_stages
+from potluck.pool.stage_profiles import rows_a_turn, stage_costs
 from potluck.pool.task import task_of
 
 

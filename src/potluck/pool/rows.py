@@ -24,10 +24,11 @@ import numpy as np
 from potluck.errors import BadInput
 from potluck.pool.cost import DevicePrediction, Floats, Prediction, costs_of, head_s
 from potluck.pool.dealing import deal_rows
+from potluck.pool.elements import PerUnit, without
 from potluck.pool.profile import Profile
 from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.sent import messages
-from potluck.pool.task import ID_BYTES, PerUnit, Tables, Task, without
+from potluck.pool.task import ID_BYTES, Tables, Task
 
 _GROUPS_TRIED = 256
 

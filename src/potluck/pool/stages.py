@@ -19,7 +19,8 @@ from potluck.models.families.decoder import Decoder
 from potluck.pool.cost import Integers, Prediction
 from potluck.pool.plan import check_micro_batches
 from potluck.pool.profile import Profile, Work
-from potluck.pool.stage_costs import Stage, StageCosts, predict_stages, rows_a_turn, stage_costs
+from potluck.pool.stage_costs import Stage, StageCosts, predict_stages
+from potluck.pool.stage_profiles import rows_a_turn, stage_costs
 from potluck.pool.stage_search import Bounds, Budget, improved, shorter_stages, step_s
 
 MOST_IN_EVERY_ORDER = 6

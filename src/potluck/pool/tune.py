@@ -20,8 +20,9 @@ from potluck.pool.decide import decide
 from potluck.pool.launch import Event
 from potluck.pool.launched import LaunchedCrew, led_ranks
 from potluck.pool.listener import Listener
-from potluck.pool.plan import Plan, make_plan, parse_devices
+from potluck.pool.plan import Plan, make_plan
 from potluck.pool.ranks import Launch, Ranks
+from potluck.pool.ratio import parse_devices
 from potluck.pool.result import Evaluated, Result, Tally
 from potluck.texts.batch import Example
 from potluck.texts.labelled import Labelled

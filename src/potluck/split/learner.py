@@ -43,6 +43,10 @@ class Recipe:
         names = [field.name for field in fields(cls) if field.name != "steps"]
         return cls(steps, **{name: getattr(source, name) for name in names})
 
+    def optimizer_of(self, tensors: Sequence[Tensor]) -> torch.optim.Optimizer | None:
+        """The optimizer of these tensors; None where nothing is trained."""
+        return optimizer_of(tensors, self.optimizer, self.learning_rate, self.weight_decay)
+
 
 @dataclass(frozen=True)
 class Fed:
@@ -81,7 +85,7 @@ class Learner:
         self._accelerator = accelerator
         self._module: nn.Module = part.module if accelerator is None else accelerator.prepare(part.module)
         self._trained = [t.local for t in part.trained]
-        self.optimizer = optimizer_of(self._trained, recipe.optimizer, recipe.learning_rate, recipe.weight_decay)
+        self.optimizer = recipe.optimizer_of(self._trained)
         self.device = self._trained[0].device if self._trained else torch.device("cpu")
 
     @property

@@ -14,7 +14,6 @@ from potluck.chain.comm import Comm
 from potluck.chain.loss import Head, Targets, cross_entropy
 from potluck.chain.piece import At
 from potluck.errors import PotluckError
-from potluck.models.optimizer import optimizer_of
 from potluck.split.client_data import ClientData
 from potluck.split.client_model import ClientModel
 from potluck.split.encoding import encode_rows
@@ -86,8 +85,7 @@ class _Stay:
         self._table = TargetTable() if self.terms.split.targets == "embeddings" else None
         self._trained = [t.local for t in self.part.part.trained]
         self._recipe = Recipe.of(self.terms, steps=1)
-        recipe = self._recipe
-        self._optimizer = optimizer_of(self._trained, recipe.optimizer, recipe.learning_rate, recipe.weight_decay)
+        self._optimizer = self._recipe.optimizer_of(self._trained)
 
     def begin(self) -> list[int]:
         """Tell what this client brings, and its tables; how many of its examples each step takes."""
