@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import IA3Config, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from tiny_models import LINEARS, save_tiny, tiny_llama, with_lora
 from transformers import AutoModelForCausalLM
@@ -16,7 +16,7 @@ from potluck.models.merge import merge
 IDS = torch.tensor([[1, 5, 9, 33, 2, 7]])
 
 
-def save_adapter(directory: Path, targets: list[str], tied: bool = True, **options: Any) -> Path:
+def save_adapter(directory: Path, targets: list[str] | str, tied: bool = True, **options: Any) -> Path:
     with_lora(tiny_llama(tied), targets, **options).save_pretrained(directory)
     return directory
 
@@ -118,3 +118,27 @@ def test_what_cannot_be_merged_is_said_and_nothing_written(tmp_path: Path) -> No
         merge(adapter, base, base, overwrite=True)
     with pytest.raises(BadInput, match="is or holds"):
         merge(adapter, base, adapter, overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3", "regex"])
+def test_an_adapter_that_lost_a_linears_tensors_is_refused(tmp_path: Path, kind: str) -> None:
+    base, adapter = save_tiny(tmp_path / "base"), tmp_path / "adapter"
+    if kind == "ia3":
+        targets = ["k_proj", "down_proj"]
+        ia3 = IA3Config(target_modules=targets, feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
+        get_peft_model(tiny_llama(), ia3).save_pretrained(adapter)
+    else:
+        save_adapter(adapter, r".*\.(k|down)_proj" if kind == "regex" else ["k_proj", "down_proj"])
+    merge(adapter, base, tmp_path / "whole", overwrite=False)
+    lost = "model.layers.1.self_attn.k_proj"
+    left = {name: tensor for name, tensor in read_tensors(adapter).items() if not name.startswith(f"{lost}.")}
+    write_adapter(adapter, left, read_config(adapter))
+    with pytest.raises(BadInput, match=rf"names {lost}, but it has no tensors for it: copy the adapter again"):
+        merge(adapter, base, tmp_path / "merged", overwrite=False)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_only_the_blocks_that_an_adapter_names_need_tensors(tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", ["q_proj"], layers_to_transform=[1])
+    merge(adapter, save_tiny(tmp_path / "base"), tmp_path / "merged", overwrite=False)
+    assert (tmp_path / "merged" / "model.safetensors").is_file()

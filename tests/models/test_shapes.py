@@ -15,7 +15,7 @@ from pool.sequences import save_base, tiny_config
 from pool.tiny import FAMILIES, config, save_tiny
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.models.families import decoder_of, for_task
+from potluck.models.families import decoder_of, for_task, read_config
 from potluck.models.families.decoder import SequenceHead
 from potluck.models.inference import load_classifier, load_for_inference
 from potluck.models.merge import merge
@@ -77,6 +77,14 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {Q.replace("weight", "bias"): torch.zeros(32)},
         r"it has model\.layers\.1\.self_attn\.q_proj\.bias, and by the config that linear has no bias",
     ),
+    "fewer blocks": (
+        {"model.layers.2.input_layernorm.weight": torch.ones(32)},
+        r"it has model\.layers\.2\.input_layernorm\.weight, and by the config block 1 is the last",
+    ),
+    "head norm": (
+        {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)},
+        r"it has model\.layers\.0\.self_attn\.q_norm\.weight, and by the config blocks have no such tensor",
+    ),
 }
 
 
@@ -84,11 +92,38 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_is_named(case: str, tmp_path: Path) -> None:
     change, message = CHANGES[case]
     directory = changed(tmp_path / "model", change)
+    refused_everywhere(directory, f"The weights in {directory} are not those of its config.json: .*{message}", tmp_path)
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    method = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    said = r"are quantised \(bitsandbytes 8-bit, .*: use the same model with weights in float32"
+    refused_everywhere(changed(tmp_path / "said", method), said, tmp_path)
+    for dtype, kind in {torch.int8: "int8", torch.float8_e4m3fn: "F8_E4M3"}.items():
+        directory = changed(tmp_path / kind, {Q: torch.zeros(32, 32, dtype=dtype)})
+        message = rf"{Q} .*is stored as {kind}, as quantised weights are: use the same model with weights in float32"
+        refused_everywhere(directory, message, tmp_path)
+
+
+def test_a_padding_id_that_is_no_token_is_refused(tmp_path: Path) -> None:
+    directory = changed(tmp_path, {"pad_token_id": 1000})
+    with pytest.raises(BadInput, match=r"pad_token_id 1000, .* vocab_size 64"):
+        decoder_of(read_config(directory))
+    with pytest.raises(BadInput, match=r"cannot be loaded: Padding_idx"):
+        load_for_inference(directory, None, torch.float32)
+
+
+def test_what_old_checkpoints_hold_beside_weights_is_passed_over(tmp_path: Path) -> None:
+    buffers = {f"model.layers.0.self_attn.{name}": torch.ones(4) for name in ("rotary_emb.inv_freq", "masked_bias")}
+    directory = changed(tmp_path, buffers | {"model.layers.5.attn.bias": torch.ones(1, dtype=torch.uint8)})
+    load_for_inference(directory, None, torch.float32)
+
+
+def refused_everywhere(directory: Path, whole: str, tmp_path: Path) -> None:
     examples = tmp_path / "examples.jsonl"
     examples.write_text('{"prompt": "w1 w2", "completion": " w3"}\n' * 4)
     fields = {"model": str(directory), "data": {"train": str(examples)}, "output": str(tmp_path / "out")}
     with_lora(tiny_llama(), ["up_proj"]).save_pretrained(tmp_path / "adapter")
-    whole = f"The weights in {directory} are not those of its config.json: .*{message}"
     with pytest.raises(BadInput, match=whole):
         tune(Job.model_validate(fields))
     with pytest.raises(BadInput, match=whole):

@@ -35,7 +35,7 @@ def save_tiny(directory: Path, tied: bool = True, dtype: torch.dtype = torch.flo
     return directory
 
 
-def with_lora(model: Any, targets: list[str], **options: Any) -> PeftModel:
+def with_lora(model: Any, targets: list[str] | str, **options: Any) -> PeftModel:
     """The model with random adapters whose B is not zero."""
     adapted = get_peft_model(
         model, LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", **options)

@@ -61,7 +61,7 @@ def _loaded(
     with quiet():
         try:
             model = auto.from_pretrained(model_dir, dtype=dtype, local_files_only=True, **kind)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
             raise BadInput(f"{model_dir} cannot be loaded: {_one_line(error)}.") from error
         if adapter is not None:
             model = _with_adapter(model, adapter)

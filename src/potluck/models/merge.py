@@ -21,6 +21,7 @@ from potluck.models.families.decoder import Decoder, SequenceHead
 from potluck.models.save import CheckpointWriter, copy_beside_weights, replace_directory
 from potluck.models.sequence_head import is_of_base, kind_in_job, write_sequence_config
 from potluck.models.shapes import check_shapes
+from potluck.models.targets import named_by
 
 # fields of an adapter's configuration that change what it computes beyond what models.changes does
 _UNSUPPORTED = (
@@ -46,7 +47,8 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
     base's; what it tells is read from the job beside the adapter. Memory holds one tensor and one shard.
 
     Raises:
-        BadInput: the adapter is none, is of a kind that cannot be merged, or does not fit the base; or ``output`` may
+        BadInput: the adapter is none, is of a kind that cannot be merged, lacks tensors of linears that its
+            configuration names (in families that potluck knows), or does not fit the base; or ``output`` may
             not be written.
         SaveFailed: the disk is full.
     """
@@ -56,13 +58,14 @@ def merge(adapter_dir: Path, base_dir: Path, output: Path, overwrite: bool, *, a
     config = read_config(adapter_dir)
     _check_supported(adapter_dir, config)
     inputs_first = bool(config.get("fan_in_fan_out"))
-    tensors = read_tensors(adapter_dir)
+    tensors, model_config = read_tensors(adapter_dir), read_model_config(base_dir)
     with Checkpoint.open(base_dir) as base:
         adapters, head = _without_head(adapter_dir, config, _without_copies(adapter_dir, base, tensors))
-        changes = changes_of(adapter_dir, config, adapters, _shapes(base, inputs_first))
-        model_config = read_model_config(base_dir)
         if (description := known(model_config)) is not None:
             check_shapes(base, replace(description, sequence=SequenceHead("classes", 2) if head else None))
+        changes = changes_of(adapter_dir, config, adapters, _shapes(base, inputs_first))
+        if description is not None:
+            _check_whole(adapter_dir, config, changes, description)
         decoder = decoder_of(model_config) if head else None
         names = [name for name in _stored_once(base_dir, base) if decoder is None or is_of_base(name, decoder)]
         names = [name for name in names if name not in head]
@@ -161,6 +164,16 @@ def _check_fit(
         stored = base.shape(name)
         if (stored[::-1] if inputs_first else stored) != change.shape_OI or not change.fits_itself:
             raise BadInput(f"{adapter_dir} does not fit {base.directory}: {name} has shape {stored}, {change.told()}.")
+
+
+def _check_whole(adapter_dir: Path, config: dict[str, Any], changes: dict[str, Change], description: Decoder) -> None:
+    lacking = [name for name in named_by(config, description) if name not in changes]
+    if lacking:
+        more = f", nor for {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
+        raise BadInput(
+            f"{adapter_dir} cannot be merged: its {CONFIG_FILE} names {lacking[0]}, but it has no tensors for it{more}:"
+            " copy the adapter again."
+        )
 
 
 def _merged(name: str, whole: Tensor, changes: dict[str, Change], inputs_first: bool) -> Tensor:

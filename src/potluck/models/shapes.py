@@ -1,11 +1,15 @@
 """Which tensors a model's config promises, of which shapes, and whether a checkpoint keeps the promise."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from potluck.errors import BadInput
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families.decoder import Decoder
+
+_BUFFERS = re.compile(r"attn\.bias$|attention\.bias$|masked_bias$|inv_freq$|\.rotary_emb\.|position_ids$")
+"""What old transformers stored in blocks beside weights: computed, never learned."""
 
 
 def check_model(model_dir: Path, decoder: Decoder) -> None:
@@ -24,8 +28,15 @@ def check_shapes(checkpoint: Checkpoint, decoder: Decoder) -> None:
     A head of whole sequences is not looked at.
 
     Raises:
-        BadInput: some are not (names the first, and says how many more).
+        BadInput: some are not, or the blocks have tensors beyond them (names the first, and says how many more); or
+            one has no float dtype.
     """
+    for name in sorted(shapes_of(decoder).keys() & checkpoint.names):
+        if not (dtype := checkpoint.dtype(name)).is_floating_point:
+            raise BadInput(
+                f"{name} in {checkpoint.directory} is stored as {str(dtype).removeprefix('torch.')}, as quantised"
+                " weights are: use the same model with weights in float32, float16 or bfloat16."
+            )
     faults = list(_faults(checkpoint, decoder))
     if faults:
         others = len(faults) - 1
@@ -39,7 +50,8 @@ def check_shapes(checkpoint: Checkpoint, decoder: Decoder) -> None:
 def _faults(checkpoint: Checkpoint, decoder: Decoder) -> Iterator[str]:
     names, stored = decoder.names, set(checkpoint.names)
     hidden = None if names.classifier is None else names.classifier.hidden
-    for name, shape in shapes_of(decoder).items():
+    shapes = shapes_of(decoder)
+    for name, shape in shapes.items():
         linear = name.rpartition(".")[0]
         if name in stored:
             if (found := tuple(checkpoint.shape(name))) != shape:
@@ -51,6 +63,19 @@ def _faults(checkpoint: Checkpoint, decoder: Decoder) -> Iterator[str]:
             bias = f"{decoder.full_name(i, linear)}.bias"
             if bias in stored and linear not in decoder.biased:
                 yield f"it has {bias}, and by the config that linear has no bias"
+    yield from _beyond(stored - shapes.keys(), decoder)
+
+
+def _beyond(names: Collection[str], decoder: Decoder) -> Iterator[str]:
+    """Of tensors that the config does not promise, those that would change what the blocks compute."""
+    for name in sorted(names):
+        if not name.startswith(f"{decoder.names.blocks}.") or _BUFFERS.search(name):
+            continue
+        number = name.removeprefix(f"{decoder.names.blocks}.").partition(".")[0]
+        if number.isdecimal() and int(number) >= len(decoder.layers):
+            yield f"it has {name}, and by the config block {len(decoder.layers) - 1} is the last"
+        elif number.isdecimal() and name.endswith(".weight"):
+            yield f"it has {name}, and by the config blocks have no such tensor"
 
 
 def shapes_of(decoder: Decoder) -> dict[str, tuple[int, ...]]:

@@ -113,7 +113,10 @@ def read_header(path: Path, descriptor: int, need: Need | None = None) -> dict[s
 def _located(path: Path, descriptor: int, data_start: int, name: str, entry: dict[str, Any]) -> Stored:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise BadInput(f"{path}: {name} has dtype {entry['dtype']}; supported are {', '.join(_DTYPES)}.")
+        raise BadInput(
+            f"{path}: {name} is stored as {entry['dtype']}, as quantised weights are: use the same model with weights"
+            " in float32, float16 or bfloat16."
+        )
     shape = tuple(int(size) for size in entry["shape"])
     start, stop = (int(at) for at in entry["data_offsets"])
     if min(shape, default=0) < 0 or start < 0 or stop - start != math.prod(shape) * dtype.itemsize:

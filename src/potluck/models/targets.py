@@ -1,11 +1,23 @@
 """Which linears an adapter is put on."""
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from potluck.errors import BadInput
 from potluck.job_sections import IA3, Adapter
 from potluck.models.families.decoder import Decoder
 
+_NAMING = (
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "modules_to_save",
+    "layers_to_transform",
+    "layers_pattern",
+)
+"""Fields of an adapter's configuration by which PEFT finds its linears."""
 _TABLES = ("lm_head", "embed_tokens", "embed_positions", "embed_in", "embed_out", "wte", "wpe")
 
 
@@ -23,6 +35,30 @@ def targets_of(adapter: Adapter, decoder: Decoder) -> frozenset[str]:
     named = [target for target in adapter.targets if target != "auto"]
     matched = match_targets(named, decoder.linears, decoder.frozen_linears, "ia3.targets")
     return matched | auto if "auto" in adapter.targets else matched
+
+
+def named_by(config: Mapping[str, Any], decoder: Decoder) -> list[str]:
+    """The linears of blocks that an adapter's configuration names, in order, as PEFT finds them.
+
+    Raises:
+        BadInput: its names cannot be read.
+    """
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
+
+    targets = config.get("target_modules")
+    if targets is None:  # PEFT's own choice for the family, which it writes out when it saves
+        return []
+    if isinstance(targets, str) and targets.lower() == INCLUDE_LINEAR_LAYERS_SHORTHAND:
+        return decoder.linears
+    wanted = SimpleNamespace(**{field: config.get(field) for field in _NAMING})
+    try:
+        return [name for name in decoder.linears if check_target_module_exists(wanted, name)]
+    except (TypeError, AttributeError, re.error):
+        raise BadInput(
+            "The adapter's configuration names linears (target_modules, layers_to_transform) in a way that cannot be"
+            " read: copy the adapter again."
+        ) from None
 
 
 def of_divided_rows(adapter: Adapter, decoder: Decoder) -> list[str]:

@@ -22,33 +22,28 @@ def trained_embedding(cutter: Cutter, decoder: Decoder, shares: Sequence[Share])
         decoder: the model's description.
         shares: of all ranks; of one alone it is not looked at, as a stage of a pipeline has rows of no head.
     """
-    names, padding = decoder.names, decoder.padding
+    names = decoder.names
     summed = decoder.embedding_is_head and len(shares) > 1
 
-    def whole(name: str | None) -> Table | None:
-        return None if name is None else cutter.table(name, _first_has_all(cutter, name, len(shares)))
-
-    if summed:
-        tokens = cutter.table(names.embedding, tuple(share.vocab_rows for share in shares))
-    else:
-        tokens = cutter.table(names.embedding, _first_has_all(cutter, names.embedding, len(shares)))
     return TrainedEmbedding(
-        tokens,
+        cutter.table(names.embedding, tuple(share.vocab_rows for share in shares))
+        if summed
+        else _of_first(cutter, names.embedding, len(shares)),
         decoder.embedding_scale,
-        whole(names.positions),
-        whole(names.types),
+        None if names.positions is None else _of_first(cutter, names.positions, len(shares)),
+        None if names.types is None else _of_first(cutter, names.types, len(shares)),
         decoder.position_offset,
-        None if padding is None else padding % decoder.vocab_size,
+        decoder.padding,
         summed,
     )
 
 
 def trained_head(cutter: Cutter, decoder: Decoder, tokens: Table | None) -> TrainedHead:
     """The head that is the token table; a last stage without ``tokens`` has a copy of the first one's."""
-    name = decoder.names.embedding
-    return TrainedHead(tokens or cutter.table(name, _first_has_all(cutter, name, 1)), decoder.logit_softcap)
+    return TrainedHead(tokens or _of_first(cutter, decoder.names.embedding, 1), decoder.logit_softcap)
 
 
-def _first_has_all(cutter: Cutter, name: str, world_size: int) -> tuple[Ranges, ...]:
+def _of_first(cutter: Cutter, name: str, world_size: int) -> Table:
+    """A table that the first rank has whole."""
     rows, *_ = cutter.checkpoint.shape(f"{name}.weight")
-    return (Ranges.of(0, rows), *(Ranges(()),) * (world_size - 1))
+    return cutter.table(name, (Ranges.of(0, rows), *(Ranges(()),) * (world_size - 1)))

@@ -29,6 +29,11 @@ def test_a_config_that_can_be_used(tmp_path: Path) -> None:
     assert decoder_of(read_config(directory(tmp_path, LLAMA))).num_heads == 4
 
 
+def test_a_negative_padding_id_counts_from_the_end(tmp_path: Path) -> None:
+    assert decoder_of(read_config(directory(tmp_path, LLAMA | {"pad_token_id": -1}))).padding == 7
+    assert decoder_of(read_config(directory(tmp_path, LLAMA | {"pad_token_id": 0}))).padding == 0
+
+
 @pytest.mark.parametrize("model_type", ["bloom", "of-nobody"])
 def test_an_unknown_family_lists_the_known(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"'{model_type}' are not supported. Supported: {', '.join(sorted(FAMILIES))}"):
@@ -43,6 +48,9 @@ def test_an_unknown_family_lists_the_known(model_type: str, tmp_path: Path) -> N
         (LLAMA | {"hidden_size": "wide"}, "hidden_size"),
         (LLAMA | {"hidden_act": "no-such"}, "'no-such'"),
         (LLAMA | {"num_key_value_heads": 3}, "4 query heads"),
+        (LLAMA | {"pad_token_id": 8}, "pad_token_id 8, .* vocab_size 8"),
+        (LLAMA | {"pad_token_id": -9}, "pad_token_id -9, .* vocab_size 8"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "are quantised \\(gptq, "),
     ],
 )
 def test_a_config_with_a_fault(content: object, said: str, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The model families potluck knows; a new one is one file here and one line below."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,8 @@ def read_config(directory: Path) -> PretrainedConfig:
     """The model's transformers config.
 
     Raises:
-        BadInput: config.json is missing, unreadable, has a value it cannot have, or is of a type transformers does
-            not know (lists the families).
+        BadInput: config.json is missing, unreadable, has a value it cannot have, is of a type transformers does not
+            know (lists the families), or says that the weights are quantised (names the method).
     """
     file = directory / "config.json"
     try:
@@ -61,6 +61,11 @@ def read_config(directory: Path) -> PretrainedConfig:
         model_type = content.get("model_type")
         if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
             raise BadInput(_unsupported(model_type))
+        if method := _quantization(content):
+            raise BadInput(
+                f"The weights in {directory} are quantised ({method}, by the quantization_config in config.json): use"
+                " the same model with weights in float32, float16 or bfloat16."
+            )
         config: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise BadInput(f"{file} cannot be used: {' '.join(str(error).split())}") from None
@@ -144,6 +149,17 @@ def names_of(config: PretrainedConfig) -> Names:
     """What the family calls its tensors; as most do where potluck does not know it."""
     family = FAMILIES.get(config.model_type)
     return Names() if family is None else family(config).names
+
+
+def _quantization(content: Mapping[str, Any]) -> str:
+    """The method by which a config says that weights are quantised; empty where they are not."""
+    said = content.get("quantization_config") or content.get("compression_config")
+    if not said:
+        return ""
+    fields = said if isinstance(said, dict) else {}
+    method = fields.get("quant_method") or fields.get("quant_algo")
+    bits = next((f"{width}-bit" for width in (4, 8) if fields.get(f"load_in_{width}bit")), "")
+    return " ".join(filter(None, (str(method or ("bitsandbytes" if bits else "of an unnamed method")), bits)))
 
 
 def _unsupported(model_type: str) -> str:

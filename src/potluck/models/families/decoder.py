@@ -200,7 +200,7 @@ def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any)
     """A decoder read from the fields most families share; ``differs`` sets the rest.
 
     Raises:
-        BadInput: the activation is unknown, or the heads do not divide.
+        BadInput: the activation is unknown, the heads do not divide, or the padding id is no token.
     """
     heads = config.num_attention_heads
     kv_heads = differs.get("num_kv_heads") or getattr(config, "num_key_value_heads", None) or heads
@@ -220,13 +220,27 @@ def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any)
         "norm_eps": getattr(config, "rms_norm_eps", None),
         "tied": bool(config.tie_word_embeddings),
         "max_positions": config.max_position_embeddings,
-        "padding": config.pad_token_id,
         "initializer_range": getattr(config, "initializer_range", None) or getattr(config, "init_std", None) or 0.02,
     }
     fields |= differs
+    if "padding" not in differs:
+        fields["padding"] = _padding_row(config.pad_token_id, fields["vocab_size"])
     if "activation" not in differs:
         fields["activation"] = activation(act)
     return Decoder(**fields)
+
+
+def _padding_row(pad_token_id: int | None, vocab_size: int) -> int | None:
+    """The row of the embedding that a padding id names; negative ones count from the end, as in ``nn.Embedding``."""
+    if pad_token_id is None:
+        return None
+    if not -vocab_size <= pad_token_id < vocab_size:
+        raise BadInput(
+            f"The model's config has pad_token_id {pad_token_id}, which is no row of an embedding of vocab_size"
+            f" {vocab_size}, so that transformers cannot build it: set pad_token_id in config.json to one of its"
+            " tokens, or to null."
+        )
+    return pad_token_id if pad_token_id >= 0 else vocab_size + pad_token_id
 
 
 def one_key_a_query(config: PretrainedConfig) -> dict[str, int]:
