@@ -200,7 +200,7 @@ def test_dora_of_rows_that_would_be_divided_is_refused(fields: dict[str, Any]) -
     with pytest.raises(BadInput, match=r"every row of attn\.c_proj and mlp\.c_proj\. Leave"):
         make_plan(job(**cut, **dora), config("gpt2"))
     columns: dict[str, Any] = {"lora": {"use_dora": True, "targets": ["q_proj", "k_proj", "gate_proj"]}}
-    for possible in (columns, {"train": "ia3", "lora": dora["lora"]}, {"lora": {"use_rslora": True}}):
+    for possible in (columns, {"train": "ia3"}, {"lora": {"use_rslora": True}}):
         assert len(make_plan(job(**cut, **possible), config("llama")).devices) == 3
     assert make_plan(job(devices="1", **dora), config("llama")).strategy == "single"
     for strategy in ("pipeline", "data"):
