@@ -37,7 +37,7 @@ KINDS: dict[str, Adapter] = {
 }
 FIELDS: dict[str, dict[str, Any]] = {
     "dora": {"lora": {"rank": 4, "use_dora": True, "use_rslora": True}},
-    "ia3": {"train": "ia3", "learning_rate": 0.1},
+    "ia3": {"train": "ia3", "lora": {}, "learning_rate": 0.1},
 }
 
 

@@ -223,7 +223,7 @@ def test_trained_further_it_is_resumed_from_the_same_adapter_only(tmp_path: Path
         ({"lora": {"rank": 4, "targets": ["q_proj"]}}, "which is not trained here"),
         ({"lora": {"rank": 4, "use_dora": True}}, "its use_dora is False, but lora.use_dora is True"),
         ({"lora": {"rank": 4, "use_rslora": True}}, "its use_rslora is False, but lora.use_rslora is True"),
-        ({"train": "ia3"}, "it is of kind LORA, but train is ia3"),
+        ({"train": "ia3", "lora": {}}, "it is of kind LORA, but train is ia3"),
     ],
     ids=["cut", "rank", "alpha", "targets", "dora", "rslora", "ia3"],
 )
