@@ -190,7 +190,7 @@ def test_damaged_files_are_sentences(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not 8 bytes"):
         Checkpoint.open(tmp_path)
     write_header(dtype="F8_E4M3")
-    with pytest.raises(BadInput, match="w is stored as F8_E4M3"):
+    with pytest.raises(BadInput, match="w has dtype F8_E4M3"):
         Checkpoint.open(tmp_path)
     write_header(shape="two")
     with pytest.raises(BadInput, match="damaged"):

@@ -140,7 +140,10 @@ def test_a_head_alone_is_learnt_by_stages_of_which_one_trains_nothing(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("text,label\nlight on,0.5\nmusic,1.5\n", r"'label' is not a whole number or a name, but a number with a frac"),
+        (
+            "text,label\nlight on,0.5\nmusic,1.5\n",
+            r"'label' is not a whole number or a name, but a number written with a frac",
+        ),
         ("text,kind\nlight on,a\nmusic,b\n", "no column of labels is found; keys found: text, kind"),
         ("premise,label\nlight on,a\nmusic,b\n", "'premise' is the first text of a pair, and there is no 'hypothesis'"),
         ("premise,hypothesis,label\nlight on,on,a\nmusic,,b\n", "'hypothesis' is empty beside 'premise'"),

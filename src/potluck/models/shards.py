@@ -114,8 +114,8 @@ def _located(path: Path, descriptor: int, data_start: int, name: str, entry: dic
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
         raise BadInput(
-            f"{path}: {name} is stored as {entry['dtype']}, as quantised weights are: use the same model with weights"
-            " in float32, float16 or bfloat16."
+            f"{path}: {name} has dtype {entry['dtype']}, which cannot be read. If these are quantised weights, use the"
+            " same model with weights in float32, float16 or bfloat16."
         )
     shape = tuple(int(size) for size in entry["shape"])
     start, stop = (int(at) for at in entry["data_offsets"])
