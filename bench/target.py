@@ -1,6 +1,6 @@
 """Seconds of training until mails are told apart as well as asked, by strategy, on emulated devices.
 
-sudo python -m bench.target [--set A] [--target 0.95] [--seeds 3] [--every 10] [--most 200]
+sudo python -m bench.target [--set A] [--target 0.95] [--seeds 3] [--every 10] [--most 200] [--strategies tensor,...]
 
 For each seed, all-MiniLM-L6-v2 is first trained in one process, ``--every`` steps more each time, until its accuracy
 on 1,000 held-out mails reaches the target: at a constant rate, fewer steps are the first of more steps. Then the

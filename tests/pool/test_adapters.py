@@ -7,52 +7,39 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pool.adapters import BOTH, DORA, RSLORA, as_ours, columns, in_peft, lora
-from pool.parity_models import CLIP, LEARNING_RATE, far, turns_of
+from pool.alike import check_alike, data_plan, pipeline_plan, tensor_plan, whole_of
+from pool.parity_models import CLIP, LEARNING_RATE
 from pool.plain import PlainRun, exact_norms, plain_run
-from pool.tiny import FAMILIES, VOCAB, config, save_tiny, three_steps
-from potluck.chain.comm import Comm
-from potluck.chain.ranges import Ranges, split_by
-from potluck.chain.trained import Trained
+from pool.tiny import FAMILIES, config, save_tiny, three_steps
 from potluck.errors import BadInput
 from potluck.job_sections import IA3, Adapter
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of
-from potluck.pool.gradients import unequal
-from potluck.pool.plan import DeviceShare, Plan, row_devices, stage_devices
-from potluck.pool.step import Settings, Stepper
-from potluck.pool.strategies.build import part_for, strategy_for
-from worlds import run_world
+from potluck.pool.plan import DeviceShare, Plan
+from potluck.pool.strategies.build import part_for
 
 Plans = Callable[[str], Plan]
 Run = tuple[Path, PlainRun]
 
 
 def tensor(*counts: list[int]) -> Plans:
-    def plan(family: str) -> Plan:
-        cuts = zip(*(split_by(each) for each in counts), strict=True)
-        return Plan("tensor", tuple(DeviceShare(f"d{i}", *each) for i, each in enumerate(cuts)))
-
-    return plan
+    return lambda family: tensor_plan(*counts)
 
 
 def pipeline(family: str) -> Plan:
     decoder = decoder_of(config(family))
     first = 2 if decoder.parallel else 1
-    spans = [Ranges.of(first, 4), Ranges.of(0, first)]
-    return Plan("pipeline", stage_devices(decoder, ["d0", "d1"], spans))
+    return pipeline_plan(decoder, [(1, first), (0, 4 - first)])
 
 
 def data(family: str) -> Plan:
-    return Plan("data", row_devices(decoder_of(config(family)), ["d0", "d1"], [2.0, 1.0]))
+    return data_plan(decoder_of(config(family)), [2.0, 1.0])
 
 
 def single(family: str) -> Plan:
-    decoder = decoder_of(config(family))
-    totals = decoder.num_heads, decoder.intermediate_size, VOCAB
-    return Plan("single", (DeviceShare("d0", *(Ranges.of(0, total) for total in totals)),))
+    return Plan("single", (DeviceShare("d0", *whole_of(decoder_of(config(family)))),))
 
 
 WIDE: dict[str, Plans] = {
@@ -91,54 +78,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool, Any, 
     return run
 
 
-def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
-    if trained.dim is None:
-        return whole
-    return whole.index_select(trained.dim, torch.tensor(list(trained.held[rank]), dtype=torch.long))
-
-
 def check_parity(
     runs: Callable[..., Run], family: str, plans: Plans, adapter: Adapter, *, tied: bool = True, **settings: Any
 ) -> None:
     directory, plain = runs(family, tied, type(adapter), adapter.model_dump_json())
     plan, decoder = plans(family), decoder_of(config(family, tie_word_embeddings=tied))
-    set_up = Settings(steps=3, learning_rate=LEARNING_RATE, schedule="constant", clip=CLIP, **settings)
-    stages = plan.strategy == "pipeline"
-
-    def body(comm: Comm) -> list[str]:
-        with Checkpoint.open(directory) as checkpoint:
-            part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=adapter, seed=0)
-            trained = part.chain.trained
-            rank = comm.rank if plan.strategy == "tensor" else 0
-            for t in trained:
-                assert t.shape == plain.initial[t.name].shape
-                t.local.detach().copy_(local_part(t, plain.initial[t.name], rank))
-            stepper = Stepper(part, comm, set_up, strategy_for(plan, part, comm, set_up))
-            for step, batches in enumerate(three_steps()):
-                found = stepper.accumulate(turns_of(batches, [0], comm.rank))
-                assert abs(found.loss - plain.losses[step]) < 1e-9
-                for t in trained if step == 0 and plan.strategy != "data" else ():
-                    assert t.local.grad is not None
-                    assert far(t.local.grad, local_part(t, plain.gradients[t.name], rank)) < 1e-9, t.name
-                stepper.update(found.norm, LEARNING_RATE)
-            for t in trained:
-                assert far(t.local.detach(), local_part(t, plain.weights[t.name], rank)) < 1e-9, t.name
-            if not stages:
-                assert list(unequal(stepper.strategy.held, comm)) == []
-            gathered = dict(stepper.strategy.whole())
-            assert all(far(whole, plain.weights[name]) < 1e-9 for name, whole in gathered.items())
-            assert set(gathered) == (set(plain.weights) if comm.rank == 0 else set())
-            return [t.name for t in trained]
-
-    world = len(plan.devices)
-    names = [body(Comm())] if world == 1 else run_world(world, body)
-    for of_rank in [[name for of_stage in names for name in of_stage]] if stages else names:
-        assert set(of_rank) == set(plain.initial)
+    with Checkpoint.open(directory) as checkpoint:
+        alone = plan.strategy == "single"
+        check_alike(plan, decoder, checkpoint, plain, three_steps(), adapter=adapter, messages=not alone, **settings)
     far_apart = [name for name in plain.initial if (plain.weights[name] - plain.initial[name]).abs().max() > 1e-3]
     assert set(far_apart) == set(plain.initial)
-
-
-ODD = [family for i, family in enumerate(FAMILIES) if i % 2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,14 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from pool.alike import STEPS, check_alike, data_plan, pipeline_plan, tensor_plan
+from pool.alike import STEPS, check_family, data_plan, pipeline_plan, tensor_plan
 from pool.parity_models import Models
-from pool.sequences import SequenceModels
+from pool.sequences import SequenceModels, description
 from pool.sequences import tiny_config as sequence_config
 from pool.test_sequences import check_parity as check_sequences
-from pool.test_sequences import data_plan as data_of_sequences
-from pool.test_sequences import pipeline_plan as stages_of_sequences
-from pool.test_sequences import tensor_plan as shares_of_sequences
 from pool.tiny import config
 from potluck.chain.comm import Comm
 from potluck.chain.piece import At
@@ -50,7 +47,7 @@ TARGETS = pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=["full"
 @pytest.mark.parametrize("world", TENSOR)
 def test_tensor(models: Models, world: str, checkpointing: bool, targets: list[str] | None) -> None:
     halves = 1 + checkpointing
-    check_alike(
+    check_family(
         models,
         "llama",
         TENSOR[world],
@@ -64,23 +61,25 @@ def test_tensor(models: Models, world: str, checkpointing: bool, targets: list[s
 @TARGETS
 @pytest.mark.parametrize("family", ["llama-biased", "qwen3", "gpt2", "gpt_neox", "olmo2", "opt", "phi3", "stablelm"])
 def test_families(models: Models, family: str, targets: list[str] | None) -> None:
-    check_alike(models, family, TENSOR["3"], targets=targets, frozen_blocks=1)
+    check_family(models, family, TENSOR["3"], targets=targets, frozen_blocks=1)
 
 
 @pytest.mark.parametrize("target", ["q_proj", "down_proj"])
 def test_targets_found_in_frozen_blocks_too(models: Models, target: str) -> None:
-    check_alike(models, "llama", TENSOR["2"], targets=[target], frozen_blocks=1)
+    check_family(models, "llama", TENSOR["2"], targets=[target], frozen_blocks=1)
 
 
 @TARGETS
 def test_single_walks_without_messages(models: Models, targets: list[str] | None) -> None:
-    check_alike(models, "llama", TENSOR["1"], targets=targets, frozen_blocks=1, messages=False)
+    check_family(models, "llama", TENSOR["1"], targets=targets, frozen_blocks=1, messages=False)
 
 
 @TARGETS
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_data(models: Models, family: str, targets: list[str] | None) -> None:
-    check_alike(models, family, data_plan(family, [1.0, 2.0, 1.0]), targets=targets, frozen_blocks=1)
+    check_family(
+        models, family, data_plan(decoder_of(config(family)), [1.0, 2.0, 1.0]), targets=targets, frozen_blocks=1
+    )
 
 
 STAGES = {
@@ -95,15 +94,15 @@ STAGES = {
 @pytest.mark.parametrize("world", STAGES)
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_pipeline(models: Models, family: str, world: str, targets: list[str] | None) -> None:
-    plan = pipeline_plan(family, STAGES[world])
-    check_alike(models, family, plan, targets=targets, frozen_blocks=1, steps="many", checkpointing=world == "4")
+    plan = pipeline_plan(decoder_of(config(family)), STAGES[world])
+    check_family(models, family, plan, targets=targets, frozen_blocks=1, steps="many", checkpointing=world == "4")
 
 
 OF_SEQUENCES: dict[str, Plan] = {
-    "1": shares_of_sequences(([9], [26])),
-    "3": shares_of_sequences(([5, 3, 1], [13, 9, 4])),
-    "data": data_of_sequences([1.0, 2.0]),
-    "stages": stages_of_sequences([(2, 1), (0, 1), (1, 2)]),
+    "1": tensor_plan([9], [26], [0]),
+    "3": tensor_plan([5, 3, 1], [13, 9, 4], [0, 0, 0]),
+    "data": data_plan(description(sequence_config("llama")), [1.0, 2.0]),
+    "stages": pipeline_plan(description(sequence_config("llama")), [(2, 1), (0, 1), (1, 2)]),
 }
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from pool.alike import STEPS, check_alike, data_plan, pipeline_plan, tensor_plan
+from pool.alike import STEPS, check_family, data_plan, pipeline_plan, tensor_plan
 from pool.parity_models import Models
+from pool.tiny import config
+from potluck.models.families import decoder_of
 
 OPTIMIZERS = pytest.mark.parametrize("optimizer", ["lion", "adamw"])
 TARGETS = pytest.mark.parametrize("targets", [None, ["all-linear"]], ids=["full", "lora"])
@@ -28,18 +30,18 @@ WORLDS = {
 @pytest.mark.parametrize("world", WORLDS)
 def test_tensor(models: Models, world: str, targets: list[str] | None, optimizer: str) -> None:
     plan = tensor_plan(*WORLDS[world])
-    check_alike(models, "llama", plan, targets=targets, optimizer=optimizer, weight_decay=DECAY)
+    check_family(models, "llama", plan, targets=targets, optimizer=optimizer, weight_decay=DECAY)
 
 
 @TARGETS
 def test_data(models: Models, targets: list[str] | None) -> None:
-    plan = data_plan("llama", [1.0, 2.0, 1.0])
-    check_alike(models, "llama", plan, targets=targets, optimizer="lion", weight_decay=DECAY)
+    plan = data_plan(decoder_of(config("llama")), [1.0, 2.0, 1.0])
+    check_family(models, "llama", plan, targets=targets, optimizer="lion", weight_decay=DECAY)
 
 
 @TARGETS
 def test_pipeline(models: Models, targets: list[str] | None) -> None:
-    plan = pipeline_plan("llama", [(2, 1), (0, 2), (1, 1)])
-    check_alike(
+    plan = pipeline_plan(decoder_of(config("llama")), [(2, 1), (0, 2), (1, 1)])
+    check_family(
         models, "llama", plan, targets=targets, steps="many", frozen_blocks=1, optimizer="lion", weight_decay=DECAY
     )

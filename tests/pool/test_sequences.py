@@ -1,12 +1,13 @@
 """Classification and regression train exactly as the plain single-process model under every strategy, in float64."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pool.parity_models import CLIP, LEARNING_RATE, far, turns_of
+from pool.alike import check_alike, data_plan, pipeline_plan, tensor_plan
 from pool.sequences import (
     ALPHA,
     RANK,
@@ -18,57 +19,23 @@ from pool.sequences import (
 )
 from potluck.chain.classifier import Classifier, Kind
 from potluck.chain.comm import Comm
-from potluck.chain.ranges import Ranges, split_by
-from potluck.chain.trained import Trained
 from potluck.job_sections import Lora
 from potluck.models.families import with_frozen
-from potluck.pool.gradients import unequal
 from potluck.pool.halves import encode_layouts
-from potluck.pool.plan import DeviceShare, Plan
+from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, Stepper
-from potluck.pool.strategies.build import part_for, strategy_for
+from potluck.pool.strategies.build import part_for
 from potluck.pool.turns import Turn
 from worlds import run_world
 
-NONE = Ranges(())
 FAMILIES = ["llama", "gpt2", "bert", "roberta"]
-Counts = tuple[list[int], list[int]]
-"""Heads and columns of each rank."""
+WHOLE = description(tiny_config("llama"))
+"""Heads and columns as all of them have."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> SequenceModels:
     return SequenceModels(tmp_path_factory.mktemp("models"))
-
-
-def tensor_plan(counts: Counts) -> Plan:
-    heads, columns = counts
-    ranges = zip(split_by(heads), split_by(columns), strict=True)
-    devices = [DeviceShare(f"device-{rank}", *each, NONE) for rank, each in enumerate(ranges)]
-    return Plan("tensor" if len(devices) > 1 else "single", tuple(devices))
-
-
-def data_plan(speeds: Sequence[float], micro_batch_size: int | None = None) -> Plan:
-    whole = Ranges.of(0, 9), Ranges.of(0, 26), NONE
-    devices = tuple(DeviceShare(f"device-{rank}", *whole, speed=speed) for rank, speed in enumerate(speeds))
-    return Plan("data", devices, micro_batch_size=micro_batch_size)
-
-
-def pipeline_plan(stages: Sequence[tuple[int, int]]) -> Plan:
-    """Of each stage in the chain's order, the rank that has it, and how many links."""
-    links = split_by(count for _, count in stages)
-    devices = {
-        rank: DeviceShare(f"device-{rank}", Ranges.of(0, 9), Ranges.of(0, 26), NONE, of_stage)
-        for (rank, _), of_stage in zip(stages, links, strict=True)
-    }
-    return Plan("pipeline", tuple(devices[rank] for rank in range(len(stages))))
-
-
-def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
-    if trained.dim is None or not trained.held:
-        return whole
-    held = trained.held[rank] if len(trained.held) > 1 else trained.held[0]
-    return whole.index_select(trained.dim, torch.tensor(list(held), dtype=torch.long))
 
 
 def check_parity(
@@ -79,57 +46,22 @@ def check_parity(
     lora: bool = True,
     targets: Sequence[str] = ("all-linear",),
     kind: Kind = "classes",
-    half_batches: int = 2,
-    checkpointing: bool = False,
-    owners: Sequence[int] = (0,),
-    messages: bool = True,
     frozen_blocks: int = 0,
+    **how: Any,
 ) -> None:
     cfg = tiny_config(family, kind)
-    checkpoint, decoder = models.checkpoint(family, kind), with_frozen(description(cfg, kind), frozen_blocks)
+    decoder = with_frozen(description(cfg, kind), frozen_blocks)
     plain = models.plain(family, kind, tuple(targets) if lora else None, frozen=decoder.frozen)
-    adapters = Lora(rank=RANK, alpha=ALPHA, targets=list(targets)) if lora else None
-    settings = Settings(
-        steps=3,
-        learning_rate=LEARNING_RATE,
-        schedule="constant",
-        clip=CLIP,
-        half_batches=half_batches,
-        checkpointing=checkpointing,
+    adapter = Lora(rank=RANK, alpha=ALPHA, targets=list(targets)) if lora else None
+    check_alike(
+        plan, decoder, models.checkpoint(family, kind), plain, sequence_steps(cfg, kind), adapter=adapter, **how
     )
 
-    def body(comm: Comm) -> list[str]:
-        part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float64, adapter=adapters, seed=0)
-        trained = part.chain.trained
-        for t in trained:
-            t.local.detach().copy_(local_part(t, plain.initial[t.name], comm.rank))
-        strategy = strategy_for(plan, part, comm, settings)
-        stepper = Stepper(part, comm, settings, strategy)
-        for step, batches in enumerate(sequence_steps(cfg, kind)):
-            found = stepper.accumulate(turns_of(batches, owners, comm.rank))
-            assert found.target_tokens == sum(len(batch.layout.lengths) for batch in batches)
-            assert abs(found.loss - plain.losses[step]) < 1e-9
-            for t in trained if step == 0 else ():
-                if plan.strategy != "data" or t.local.grad is not None:
-                    assert t.local.grad is not None, t.name
-                    assert far(t.local.grad, local_part(t, plain.gradients[t.name], comm.rank)) < 1e-9, t.name
-            stepper.update(found.norm, LEARNING_RATE)
-        for t in trained:
-            assert far(t.local.detach(), local_part(t, plain.weights[t.name], comm.rank)) < 1e-9, t.name
-        if plan.strategy != "pipeline":
-            assert list(unequal(strategy.held, comm)) == []
-        gathered = dict(strategy.whole())
-        assert all(far(tensor, plain.weights[name]) < 1e-9 for name, tensor in gathered.items())
-        return sorted(gathered)
 
-    found = run_world(len(plan.devices), body) if messages else [body(Comm())]
-    assert found[0] == sorted(plain.initial)
-
-
-WORLDS: dict[str, Counts] = {
-    "1": ([9], [26]),
-    "2": ([0, 9], [26, 0]),
-    "3": ([5, 3, 1], [13, 9, 4]),
+WORLDS: dict[str, Plan] = {
+    "1": tensor_plan([9], [26], [0]),
+    "2": tensor_plan([0, 9], [26, 0], [0, 0]),
+    "3": tensor_plan([5, 3, 1], [13, 9, 4], [0, 0, 0]),
 }
 PAIRS = [
     # world, lora, halves, recompute
@@ -150,7 +82,7 @@ def test_tensor(
     check_parity(
         models,
         family,
-        tensor_plan(WORLDS[world]),
+        WORLDS[world],
         lora=lora,
         half_batches=half_batches,
         checkpointing=checkpointing,
@@ -160,47 +92,49 @@ def test_tensor(
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_single_walks_without_messages(models: SequenceModels, family: str, lora: bool) -> None:
-    check_parity(models, family, tensor_plan(WORLDS["1"]), lora=lora, messages=False)
+    check_parity(models, family, WORLDS["1"], lora=lora, messages=False)
 
 
 @pytest.mark.parametrize("owners", [(1,), (0, 2), (2, 1)], ids=str)
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_owners_in_turn_are_one_owner_of_it_all(models: SequenceModels, family: str, owners: tuple[int, ...]) -> None:
-    check_parity(models, family, tensor_plan(WORLDS["3"]), owners=owners)
-    check_parity(models, family, tensor_plan(WORLDS["3"]), owners=owners, lora=False)
+    check_parity(models, family, WORLDS["3"], owners=owners)
+    check_parity(models, family, WORLDS["3"], owners=owners, lora=False)
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_data(models: SequenceModels, family: str, lora: bool) -> None:
-    check_parity(models, family, data_plan([1.42, 1.0], micro_batch_size=2), lora=lora)
-    check_parity(models, family, data_plan([1.0, 2.0, 1.0]), lora=lora, owners=(2, 0))
+    check_parity(models, family, data_plan(WHOLE, [1.42, 1.0], micro_batch_size=2), lora=lora)
+    check_parity(models, family, data_plan(WHOLE, [1.0, 2.0, 1.0]), lora=lora, owners=(2, 0))
 
 
 def test_owners_walk_their_own_rows(models: SequenceModels) -> None:
-    check_parity(models, "roberta", data_plan([0.0, 0.0]), owners=(0, 1))
+    check_parity(models, "roberta", data_plan(WHOLE, [0.0, 0.0]), owners=(0, 1))
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pipeline(models: SequenceModels, family: str, lora: bool) -> None:
-    check_parity(models, family, pipeline_plan([(0, 1), (1, 3)]), lora=lora)
-    check_parity(models, family, pipeline_plan([(2, 1), (0, 1), (1, 2)]), lora=lora, checkpointing=True, owners=(1, 0))
+    check_parity(models, family, pipeline_plan(WHOLE, [(0, 1), (1, 3)]), lora=lora)
+    check_parity(
+        models, family, pipeline_plan(WHOLE, [(2, 1), (0, 1), (1, 2)]), lora=lora, checkpointing=True, owners=(1, 0)
+    )
 
 
 @pytest.mark.parametrize("name", ["tensor", "data", "pipeline"])
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_regression(models: SequenceModels, family: str, name: str) -> None:
     plans = {
-        "tensor": tensor_plan(WORLDS["3"]),
-        "data": data_plan([1.0, 1.0]),
-        "pipeline": pipeline_plan([(1, 2), (0, 2)]),
+        "tensor": WORLDS["3"],
+        "data": data_plan(WHOLE, [1.0, 1.0]),
+        "pipeline": pipeline_plan(WHOLE, [(1, 2), (0, 2)]),
     }
     check_parity(models, family, plans[name], kind="value")
     check_parity(models, family, plans[name], kind="value", lora=False)
 
 
-@pytest.mark.parametrize("plan", [tensor_plan(WORLDS["2"]), pipeline_plan([(0, 2), (1, 2)])], ids=["tensor", "stages"])
+@pytest.mark.parametrize("plan", [WORLDS["2"], pipeline_plan(WHOLE, [(0, 2), (1, 2)])], ids=["tensor", "stages"])
 @pytest.mark.parametrize("targets", ["encoder.layer.1.output.dense", "layer.0.attention.self.query"])
 def test_adapters_in_one_block(models: SequenceModels, plan: Plan, targets: str) -> None:
     check_parity(models, "bert", plan, targets=[targets])
@@ -210,7 +144,7 @@ def test_no_message_tells_a_label(models: SequenceModels) -> None:
     cfg = tiny_config("bert")
     batches = [sequence_batch(cfg, (9, 7, 5), 3), sequence_batch(cfg, (8, 8), 4)]
     heard: list[list[tuple[str, Tensor]]] = [[], []]
-    plan, decoder, checkpoint = tensor_plan(([5, 4], [20, 6])), description(cfg), models.checkpoint("bert")
+    plan, decoder, checkpoint = tensor_plan([5, 4], [20, 6], [0, 0]), description(cfg), models.checkpoint("bert")
 
     def body(comm: Comm) -> None:
         part = part_for(plan, comm.rank, checkpoint, decoder, compute=torch.float32, adapter=Lora(rank=2), seed=0)
@@ -225,7 +159,7 @@ def test_no_message_tells_a_label(models: SequenceModels) -> None:
 
 def test_a_head_that_the_checkpoint_lacks_is_drawn_alike_everywhere(models: SequenceModels) -> None:
     cfg = tiny_config("roberta")
-    plan, decoder, checkpoint = tensor_plan(WORLDS["3"]), description(cfg), models.checkpoint("roberta")
+    plan, decoder, checkpoint = WORLDS["3"], description(cfg), models.checkpoint("roberta")
 
     def weights(rank: int, seed: int) -> dict[str, Tensor]:
         part = part_for(plan, rank, checkpoint, decoder, compute=torch.float32, adapter=Lora(rank=2), seed=seed)

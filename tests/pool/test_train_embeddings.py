@@ -1,32 +1,28 @@
 """Trained embeddings are the plain model's under every strategy, tied or not, in float64; ids stay if they may."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from pool.alike import Counts, check_alike, data_plan, pipeline_plan, tensor_plan
 from pool.leaks import leaks, secrets
-from pool.parity_models import CLIP, LEARNING_RATE, Models, Steps, far, turns_of
+from pool.parity_models import CLIP, Models, Steps, turns_of
 from pool.plain import EMBEDDINGS, PlainRun
 from pool.sequences import SequenceModels, description, sequence_steps, tiny_config
 from pool.tiny import VOCAB, batch, config, three_steps
 from potluck.chain.comm import Comm
-from potluck.chain.ranges import Ranges, split_by
-from potluck.chain.trained import Trained
 from potluck.chain.trained_embedding import TrainedEmbedding
 from potluck.models.families import decoder_of
 from potluck.models.families.decoder import Decoder
 from potluck.models.weights import Weights
-from potluck.pool.gradients import unequal
 from potluck.pool.halves import decode_layouts
-from potluck.pool.plan import DeviceShare, Plan
+from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, Stepper
 from potluck.pool.strategies.build import part_for, strategy_for
 from worlds import run_world
 
-Counts = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""Heads, columns and vocabulary rows of each rank."""
 PAD = config("llama").pad_token_id
 
 
@@ -48,99 +44,21 @@ def sequence_models(tmp_path_factory: pytest.TempPathFactory) -> SequenceModels:
     return SequenceModels(tmp_path_factory.mktemp("sequences"))
 
 
-def tensor_plan(heads: Sequence[int], columns: Sequence[int], rows: Sequence[int]) -> Plan:
-    ranges = zip(split_by(heads), split_by(columns), split_by(rows), strict=True)
-    devices = tuple(DeviceShare(f"device-{rank}", *each) for rank, each in enumerate(ranges))
-    return Plan("tensor" if len(devices) > 1 else "single", devices)
-
-
-def whole_of(decoder: Decoder) -> tuple[Ranges, Ranges, Ranges]:
-    totals = (decoder.num_heads, decoder.intermediate_size, decoder.head_rows)
-    return Ranges.of(0, totals[0]), Ranges.of(0, totals[1]), Ranges.of(0, totals[2])
-
-
-def data_plan(decoder: Decoder, speeds: Sequence[float]) -> Plan:
-    whole = whole_of(decoder)
-    return Plan("data", tuple(DeviceShare(f"device-{r}", *whole, speed=speed) for r, speed in enumerate(speeds)))
-
-
-def pipeline_plan(decoder: Decoder, stages: Sequence[tuple[int, int]]) -> Plan:
-    """Of each stage in the chain's order, the rank that has it, and how many links."""
-    heads, columns, rows = whole_of(decoder)
-    links = split_by(count for _, count in stages)
-    devices = {
-        rank: DeviceShare(f"device-{rank}", heads, columns, rows if of_stage is links[-1] else Ranges(()), of_stage)
-        for (rank, _), of_stage in zip(stages, links, strict=True)
-    }
-    return Plan("pipeline", tuple(devices[rank] for rank in range(len(stages))))
-
-
-def local_part(trained: Trained, whole: Tensor, rank: int) -> Tensor:
-    if trained.dim is None or len(trained.held) == 1:
-        return whole
-    return whole.index_select(trained.dim, torch.tensor(list(trained.held[rank]), dtype=torch.long))
-
-
-def check(
-    plan: Plan,
-    decoder: Decoder,
-    weights: Weights,
-    plain: PlainRun,
-    steps: Steps,
-    *,
-    half_batches: int = 2,
-    checkpointing: bool = False,
-    owners: Sequence[int] = (0,),
-) -> None:
-    settings = Settings(
-        steps=3,
-        learning_rate=LEARNING_RATE,
-        schedule="constant",
-        clip=CLIP,
-        half_batches=half_batches,
-        checkpointing=checkpointing,
+def check(plan: Plan, decoder: Decoder, weights: Weights, plain: PlainRun, steps: Steps, **how: Any) -> None:
+    assert any(table in name for table in EMBEDDINGS for name in plain.initial)
+    alone = len(plan.devices) == 1
+    mine, *others = check_alike(
+        plan, decoder, weights, plain, steps, adapter=None, train_embeddings=True, messages=not alone, **how
     )
-
-    def body(comm: Comm) -> tuple[list[str], dict[str, Tensor]]:
-        part = part_for(
-            plan, comm.rank, weights, decoder, compute=torch.float64, adapter=None, seed=0, train_embeddings=True
-        )
-        trained = part.chain.trained
-        for t in trained:
-            t.local.detach().copy_(local_part(t, plain.initial[t.name], comm.rank))
-        strategy = strategy_for(plan, part, comm, settings)
-        stepper = Stepper(part, comm, settings, strategy)
-        for step, batches in enumerate(steps):
-            found = stepper.accumulate(turns_of(batches, owners, comm.rank))
-            assert abs(found.loss - plain.losses[step]) < 1e-9
-            for h in strategy.held if step == 0 else ():
-                t = h.trained
-                if t.local.numel() and (h.home in (None, comm.rank) or plan.strategy in ("tensor", "single")):
-                    assert t.local.grad is not None, t.name
-                    original = next(each for each in trained if each.name == t.name)
-                    assert far(t.local.grad, local_part(original, plain.gradients[t.name], comm.rank)) < 1e-9, t.name
-            stepper.update(found.norm, LEARNING_RATE)
-        for t in trained:
-            assert far(t.local.detach(), local_part(t, plain.weights[t.name], comm.rank)) < 1e-9, t.name
-        if plan.strategy != "pipeline":
-            assert list(unequal(strategy.held, comm)) == []
-        gathered = list(strategy.whole())
-        assert all(far(tensor, plain.weights[name]) < 1e-9 for name, tensor in gathered)
-        return sorted(name for name, _ in gathered), {t.name: t.local.detach().clone() for t in trained}
-
-    found = run_world(len(plan.devices), body) if len(plan.devices) > 1 else [body(Comm())]
-    names, mine = found[0]
-    assert names == sorted(plain.initial), "each once"
-    assert any(table in name for table in EMBEDDINGS for name in names)
     if plan.strategy in ("pipeline", "data"):
-        for _, theirs in found[1:]:
+        for theirs in others:
             assert all(torch.equal(theirs[name], mine[name]) for name in theirs.keys() & mine.keys()), "bit-equal"
 
 
-def check_decoder(models: Models, family: str, plan: Plan, *, tied: bool = True, **fields: object) -> None:
+def check_decoder(models: Models, family: str, plan: Plan, *, tied: bool = True, **how: Any) -> None:
     plain = models.plain(family, tied, None, "padding", embeddings=True)
     decoder = decoder_of(config(family, tie_word_embeddings=tied))
-    check(plan, decoder, models.checkpoint(family, tied), plain, with_padding_inside(), **fields)  # type: ignore[arg-type]
+    check(plan, decoder, models.checkpoint(family, tied), plain, with_padding_inside(), **how)
 
 
 WIDE: dict[str, Counts] = {

@@ -1,7 +1,7 @@
 """Which tensors a model's config promises, of which shapes, and whether a checkpoint keeps the promise."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from potluck.errors import BadInput
@@ -31,13 +31,14 @@ def check_shapes(checkpoint: Checkpoint, decoder: Decoder) -> None:
         BadInput: some are not, or the blocks have tensors beyond them (names the first, and says how many more); or
             one has no float dtype.
     """
-    for name in sorted(shapes_of(decoder).keys() & checkpoint.names):
+    shapes = shapes_of(decoder)
+    for name in sorted(shapes.keys() & checkpoint.names):
         if not (dtype := checkpoint.dtype(name)).is_floating_point:
             raise BadInput(
                 f"{name} in {checkpoint.directory} is stored as {str(dtype).removeprefix('torch.')}, as quantised"
                 " weights are: use the same model with weights in float32, float16 or bfloat16."
             )
-    faults = list(_faults(checkpoint, decoder))
+    faults = list(_faults(checkpoint, decoder, shapes))
     if faults:
         others = len(faults) - 1
         more = f" {others:,} more do{'es' if others == 1 else ''} not fit either." if others else ""
@@ -47,10 +48,9 @@ def check_shapes(checkpoint: Checkpoint, decoder: Decoder) -> None:
         )
 
 
-def _faults(checkpoint: Checkpoint, decoder: Decoder) -> Iterator[str]:
+def _faults(checkpoint: Checkpoint, decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     names, stored = decoder.names, set(checkpoint.names)
     hidden = None if names.classifier is None else names.classifier.hidden
-    shapes = shapes_of(decoder)
     for name, shape in shapes.items():
         linear = name.rpartition(".")[0]
         if name in stored:

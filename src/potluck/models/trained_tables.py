@@ -22,16 +22,17 @@ def trained_embedding(cutter: Cutter, decoder: Decoder, shares: Sequence[Share])
         decoder: the model's description.
         shares: of all ranks; of one alone it is not looked at, as a stage of a pipeline has rows of no head.
     """
-    names = decoder.names
-    summed = decoder.embedding_is_head and len(shares) > 1
-
+    names, world_size = decoder.names, len(shares)
+    summed = decoder.embedding_is_head and world_size > 1
+    if summed:
+        tokens = cutter.table(names.embedding, tuple(share.vocab_rows for share in shares))
+    else:
+        tokens = _of_first(cutter, names.embedding, world_size)
     return TrainedEmbedding(
-        cutter.table(names.embedding, tuple(share.vocab_rows for share in shares))
-        if summed
-        else _of_first(cutter, names.embedding, len(shares)),
+        tokens,
         decoder.embedding_scale,
-        None if names.positions is None else _of_first(cutter, names.positions, len(shares)),
-        None if names.types is None else _of_first(cutter, names.types, len(shares)),
+        None if names.positions is None else _of_first(cutter, names.positions, world_size),
+        None if names.types is None else _of_first(cutter, names.types, world_size),
         decoder.position_offset,
         decoder.padding,
         summed,
