@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from pool.alike import data_plan, pipeline_plan, tensor_plan
 from pool.profiles import SMOLLM2, job, profile, work
 from pool.test_candidates import QUICK, of
-from pool.test_train_embeddings import WIDE, data_plan, pipeline_plan, tensor_plan
+from pool.test_train_embeddings import WIDE
 from pool.tiny import config, save_tiny
 from potluck.chain.comm import Comm
 from potluck.errors import BadInput

@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pool.alike import pipeline_plan, tensor_plan, whole_of
 from pool.plain import exact_norms
 from pool.sequences import description, logits_of, save_base, sequence_batch, sequence_steps, tiny_config
 from pool.sequences import loss_of as sequence_loss_of
 from pool.test_saved import UNSEEN, logits, loss_of, stock
 from pool.test_saved_sequences import stock as stock_classifier
-from pool.test_train_embeddings import NARROW, WIDE, pipeline_plan, tensor_plan, whole_of
+from pool.test_train_embeddings import NARROW, WIDE
 from pool.tiny import config, save_tiny, three_steps
 from potluck.chain.comm import Comm
 from potluck.job import Job

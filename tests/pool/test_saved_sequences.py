@@ -14,6 +14,7 @@ from peft import PeftConfig, PeftModel, get_peft_model, load_peft_weights, set_p
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
+from pool.alike import pipeline_plan, tensor_plan
 from pool.plain import exact_norms
 from pool.sequences import (
     CLASSES,
@@ -26,7 +27,6 @@ from pool.sequences import (
     sequence_steps,
     tiny_config,
 )
-from pool.test_sequences import pipeline_plan, tensor_plan
 from potluck.chain.classifier import Kind
 from potluck.chain.comm import Comm
 from potluck.errors import BadInput
@@ -145,9 +145,9 @@ def loss_on_unseen(model: Any, saved: Saved, family: str, kind: Kind) -> tuple[f
 
 
 PLANS = {
-    "single": tensor_plan(([9], [26])),
-    "tensor": tensor_plan(([5, 3, 1], [13, 9, 4])),
-    "pipeline": pipeline_plan([(1, 2), (0, 2)]),
+    "single": tensor_plan([9], [26], [0]),
+    "tensor": tensor_plan([5, 3, 1], [13, 9, 4], [0, 0, 0]),
+    "pipeline": pipeline_plan(description(tiny_config("llama")), [(1, 2), (0, 2)]),
 }
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from transformers import BertConfig
 
+from pool.alike import tensor_plan
 from pool.profiles import MIB, job, profile, work
 from pool.sequences import CLASSES, description, save_base, tiny_config
 from pool.test_candidates import QUICK, of
-from pool.test_sequences import tensor_plan
 from potluck.chain.ranges import Ranges
 from potluck.errors import BadInput
 from potluck.job import Job
@@ -118,7 +118,7 @@ def test_trained_elements_are_those_of_the_built_part(family: str, train: str, t
     decoder = description(cfg)
     with Checkpoint.open(save_base(cfg, tmp_path / "model")) as checkpoint:
         lora = Lora() if train == "lora" else None
-        plan = tensor_plan(([9], [26]))
+        plan = tensor_plan([9], [26], [0])
         part = part_for(
             plan, 0, checkpoint, decoder, compute=checkpoint.dtype(checkpoint.names[0]), adapter=lora, seed=0
         )
@@ -134,7 +134,7 @@ def test_trained_elements_are_those_of_the_built_part(family: str, train: str, t
 
 def test_no_head_over_the_vocabulary_is_fetched() -> None:
     decoder = description(tiny_config("llama"))
-    plan = tensor_plan(([5, 4], [20, 6]))
+    plan = tensor_plan([5, 4], [20, 6], [0, 0])
     assert tables_for(plan, 0, decoder, owns=True) == ("model.embed_tokens.weight",)
     assert tables_for(plan, 1, decoder, owns=False) == ()
     encoder = description(tiny_config("bert"))
