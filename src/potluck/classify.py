@@ -81,8 +81,7 @@ def classify_texts(
         )
     if data.text is not None and data.text_pair is None and pairs is not None:
         raise BadInput(f"This model was trained on single texts ('{data.text}'): leave out the second one (--pair).")
-    config = read_config(model_dir)
-    decoder = decoder_of(config)
+    decoder = decoder_of(read_config(model_dir))
     data = data.model_copy(update={"max_length": min(data.max_length, decoder.max_positions)})
     examples, _ = encode_texts(
         texts,
@@ -90,8 +89,8 @@ def classify_texts(
         [f"text {number}" for number in range(1, len(texts) + 1)],
         load_tokenizer(model_dir),
         data,
-        reads=reads_of(config),
-        types=tells_texts_apart(config),
+        reads=reads_of(decoder),
+        types=tells_texts_apart(decoder),
     )
     check_vocabulary(examples, decoder.vocab_size)
     model = load_classifier(model_dir, adapter, _dtype_for(data, dtype), classes=len(data.labels))

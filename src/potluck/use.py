@@ -15,7 +15,7 @@ from potluck.job_sections import Data, Format, Task
 from potluck.models.adapter import TEMPLATE_FILE
 from potluck.models.evaluate import Scores, evaluate
 from potluck.models.evaluate_classes import ClassScores
-from potluck.models.families import for_task, known, read_config
+from potluck.models.families import decoder_of, for_task, known, read_config
 from potluck.models.generate import generate_text
 from potluck.models.inference import load_for_inference
 from potluck.models.merge import merge
@@ -246,7 +246,8 @@ def encode_for(model_dir: Path, rows: Sequence[TaskRow], data: Data) -> list[Exa
     if decoder is not None:
         data = data.model_copy(update={"max_length": min(data.max_length, decoder.max_positions)})
     if any(isinstance(row, Labelled) for row in rows):
-        reads, types = reads_of(config), tells_texts_apart(config)
+        reads_as = decoder or decoder_of(config)  # which says why there is none
+        reads, types = reads_of(reads_as), tells_texts_apart(reads_as)
     else:
         reads, types = "last", False
     examples = encode_for_task(rows, load_tokenizer(model_dir), data, reads=reads, types=types).examples

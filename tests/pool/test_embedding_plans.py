@@ -220,10 +220,11 @@ def test_a_second_owner_is_refused_before_anything_is_trained(tmp_path: Path) ->
     model_dir = save_word_model(tmp_path / "model", tie_word_embeddings=False)
     data = str(save_rows(tmp_path / "data.jsonl"))
     wanted = job(**TRAINS, dtype="fp32", steps=1, data={"train": data})
-    plan = make_plan(wanted.model_copy(update={"devices": "2"}), read_config(model_dir))
+    shape = read_config(model_dir)
+    plan = make_plan(wanted.model_copy(update={"devices": "2"}), shape)
 
     def body(comm: Comm) -> None:
         with pytest.raises(BadInput, match=OWNERS):
-            train(wanted, plan, comm, model_dir, tmp_path, lambda event: None, owns=True)
+            train(wanted, plan, decoder_of(shape), comm, model_dir, tmp_path, lambda event: None, owns=True)
 
     run_world(2, body)

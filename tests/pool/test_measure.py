@@ -15,17 +15,17 @@ from potluck.chain.comm import Comm
 from potluck.chain.pace import Pace
 from potluck.errors import BadInput
 from potluck.job_sections import IA3, Lora
+from potluck.models.families.fields import fields_of
 from potluck.pool.laps import kept_bytes, make_samples, walk_round
 from potluck.pool.link import measure_link, nic_link
 from potluck.pool.measure import fit, measure
-from potluck.pool.measured_work import config_fields
 from potluck.pool.profile import Link, Machine, Profile, Work
 from worlds import run_world
 
 
 def work(family: str = "llama", **fields: object) -> Work:
     usual = {
-        "config": config_fields(config(family)),
+        "config": fields_of(config(family)),
         "rows": 2,
         "length": 6,
         "supervised": 7,
@@ -40,7 +40,7 @@ def work(family: str = "llama", **fields: object) -> Work:
 def wide() -> Work:
     """Large enough for compute to outweigh the overhead of a piece."""
     shape = {"hidden_size": 240, "intermediate_size": 720, "num_attention_heads": 6, "num_key_value_heads": 3}
-    fields = config_fields(config("llama", head_dim=40, vocab_size=2000, max_position_embeddings=256, **shape))
+    fields = fields_of(config("llama", head_dim=40, vocab_size=2000, max_position_embeddings=256, **shape))
     return work(config=fields, length=48, supervised=90)
 
 
@@ -141,7 +141,7 @@ def test_other_adapters(family: str, kind: str, tmp_path: Path) -> None:
     assert all(line.alpha + line.beta > 0 for line in (profile.attention_s, profile.mlp_s, profile.optimizer_s))
     positions, float32 = 2 * 6, 4
     columns = {"llama": 3, "gpt2": 3 if kind == "dora" else 2}[family]  # kept of each, and the input of what is scaled
-    assert profile.mlp_bytes.beta >= positions * columns * float32
+    assert profile.mlp_bytes.beta >= 0.999 * positions * columns * float32  # of a fit by least squares
 
 
 def test_an_adapter_on_nothing_is_refused(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_smollm2_in_under_20_seconds_and_near_the_truth(tmp_path: Path, monkeypa
     monkeypatch.undo()
     shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
     smollm2 = config("llama", head_dim=64, vocab_size=49152, num_hidden_layers=30, tie_word_embeddings=True, **shape)
-    of_4_x_128 = work(config=config_fields(smollm2), length=128, supervised=254, lora=Lora())
+    of_4_x_128 = work(config=fields_of(smollm2), length=128, supervised=254, lora=Lora())
     start = time.monotonic()
     profile = measure(of_4_x_128, device="pi", threads=1, cache=tmp_path / "wall")
     assert time.monotonic() - start < 20

@@ -11,8 +11,9 @@ from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.job_sections import Data
 from potluck.models.families import decoder_of
+from potluck.models.families.fields import fields_of
 from potluck.pool.halves import deal
-from potluck.pool.measured_work import config_fields, config_of, work_of
+from potluck.pool.measured_work import config_of, work_of
 from potluck.texts.batch import Example
 from potluck.texts.collate import collate
 
@@ -73,7 +74,7 @@ def test_the_config_comes_back(family: str) -> None:
 def test_copies_of_a_model_are_the_same_work() -> None:
     one, other = config("llama"), config("llama")
     one._name_or_path, other._name_or_path = "/here/model", "/there/model"
-    assert config_fields(one) == config_fields(other)
+    assert fields_of(one) == fields_of(other)
 
 
 def test_a_model_unknown_here_is_refused() -> None:

@@ -13,9 +13,9 @@ from potluck.chain.comm import Comm
 from potluck.job import Job
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_for
+from potluck.models.families.fields import fields_of
 from potluck.pool.candidates import plans
 from potluck.pool.cost import Prediction
-from potluck.pool.measured_work import config_fields
 from potluck.pool.plan import Plan
 from potluck.pool.step import Settings, Stepper
 from potluck.pool.strategies.build import part_for, rows_dealt_at_once, strategy_for
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(the_job: Job, strategy: str, owners: Sequence[str], tied: bool = True) -> tuple[Plan, Prediction]:
     shape = config("llama", num_hidden_layers=4, tie_word_embeddings=tied)
-    measured = work(config=config_fields(shape), rows=ROWS // 2 // len(owners), length=LENGTH, train=the_job.train)
+    measured = work(config=fields_of(shape), rows=ROWS // 2 // len(owners), length=LENGTH, train=the_job.train)
     measured = measured.model_copy(update={"supervised": measured.rows * (LENGTH - 1)})
     pool = [profile(f"d{i}", speed=1 + i / 9, of=measured) for i in range(3)]
     found = plans(the_job, decoder_for(shape, the_job), measured, pool, owners[1:])

@@ -12,6 +12,7 @@ from potluck.chain.ranges import Ranges, split_by
 from potluck.job import Job
 from potluck.models.adapter import read_tensors
 from potluck.models.checkpoint import Checkpoint
+from potluck.models.families import decoder_for, read_config
 from potluck.pool.plan import DeviceShare, Plan
 from potluck.pool.trainer import train
 from word_model import WORDS, save_rows, save_word_model
@@ -65,12 +66,13 @@ def trained(plan: Plan, model_dir: Path, directory: Path, **fields: Any) -> list
             **fields,
         }
     )
+    decoder = decoder_for(read_config(model_dir), job)
     told: list[dict[str, Any]] = []
 
     def body(comm: Comm) -> None:
         is_first = comm.rank == 0
         emit = told.append if is_first else lambda event: None
-        train(job, plan, comm, model_dir, directory if is_first else None, emit, owns=is_first)
+        train(job, plan, decoder, comm, model_dir, directory if is_first else None, emit, owns=is_first)
 
     run_world(len(plan.devices), body)
     return [event["loss"] for event in told if event["event"] == "step"]

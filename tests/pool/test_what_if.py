@@ -10,7 +10,7 @@ from pool.profiles import SMOLLM2, job, profile, work
 from pool.tiny import config, save_tiny
 from potluck.errors import BadInput
 from potluck.job import Job
-from potluck.pool.measured_work import config_fields
+from potluck.models.families.fields import fields_of
 from potluck.pool.profile import Link, Profile, write_profile
 from potluck.pool.what_if import parse_link, read_profiles, what_if
 
@@ -108,7 +108,7 @@ def test_a_model_at_hand_is_compared(tmp_path: Path) -> None:
     (other,) = written(tmp_path, profile("hub"))
     with pytest.raises(BadInput, match="another model: hidden_size: 576, and the job's model has 45"):
         what_if(here, [other])
-    (same,) = written(tmp_path, profile("hub", of=work(config=config_fields(shape))))
+    (same,) = written(tmp_path, profile("hub", of=work(config=fields_of(shape))))
     assert what_if(here, [same]).best.strategy == "single"
 
 

@@ -11,9 +11,9 @@ from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.job_sections import Data, Task
 from potluck.models.families.decoder import Decoder
+from potluck.models.families.fields import fields_of
 from potluck.pool.candidates import Candidate, best, planned, plans, single, tensor_uniform
 from potluck.pool.cost import Prediction, Units, predict
-from potluck.pool.measured_work import config_fields
 from potluck.pool.plan import DeviceShare, Plan, row_devices, stage_devices
 from potluck.pool.profile import Line, Profile, Work
 from potluck.pool.reasons import missing
@@ -88,7 +88,7 @@ def work_of_rows(job: Job, config: PretrainedConfig, length: int) -> Work:
     sequence = job.task != "causal-lm"
     assert job.dtype != "auto"
     return Work(
-        config=config_fields(config),
+        config=fields_of(config),
         rows=rows,
         length=length,
         supervised=rows if sequence else rows * (length - 1),

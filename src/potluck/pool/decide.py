@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import BadInput, PotluckError
 from potluck.job import Job
@@ -22,6 +20,9 @@ from potluck.pool.profile import Profile, parse_profile
 from potluck.pool.reasons import missing
 from potluck.texts.batch import Example
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -34,7 +35,9 @@ class Decision:
     """None where nothing was measured."""
 
 
-def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew: Crew, listener: Listener) -> Decision:
+def decide(
+    job: Job, config: "PretrainedConfig", examples: Sequence[Example], crew: Crew, listener: Listener
+) -> Decision:
     """Measure the devices, if they are of several machines, and choose who holds what; who is not needed may go.
 
     Args:
@@ -79,7 +82,9 @@ def decide(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew
     return Decision(job, chosen.plan, chosen.prediction)
 
 
-def _measured(job: Job, config: PretrainedConfig, examples: Sequence[Example], crew: Crew) -> tuple[list[Profile], int]:
+def _measured(
+    job: Job, config: "PretrainedConfig", examples: Sequence[Example], crew: Crew
+) -> tuple[list[Profile], int]:
     """Every device's profile, in the order of ranks, and the tokens of the longest example of all owners."""
     decided = job if job.dtype != "auto" else job.model_copy(update={"dtype": "fp32"})  # until the devices decide
     work = work_of(decided, config, examples, len(crew.owners))

@@ -23,7 +23,9 @@ from potluck.chain.pace import Pace, come_first
 from potluck.errors import BadInput, DeviceLost, PotluckError
 from potluck.job import Job, parse_job
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_for, read_config
+from potluck.models.families import decoder_for
+from potluck.models.families.decoder import Decoder
+from potluck.models.families.fields import Fields
 from potluck.models.memory import free_at_once, memory_mib
 from potluck.models.precision import choose_dtype, torch_dtype
 from potluck.models.shapes import check_shapes
@@ -116,12 +118,13 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
     if spec.owns and job.data_stays and (leaves := what_leaves(plan.devices, [plan.devices[spec.rank].name])):
         raise BadInput(f"strategy: '{plan.strategy}' is not possible: {forbidden(leaves)}")
     result_dir = None if spec.result_dir is None else Path(spec.result_dir)
+    assert spec.config is not None
+    decoder = decoder_for(Fields(spec.config), job)
     if spec.model_dir is not None:
         comm, _ = _comm(spec, job, make_group)
-        train(job, plan, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
+        train(job, plan, decoder, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
         return
     fetched = _model(spec, with_tokenizer=spec.owns)
-    decoder = decoder_for(read_config(fetched.directory), job)
 
     def progress(done: int, total: int) -> None:
         emit({"event": "fetching", "rank": spec.rank, "done": done, "total": total})
@@ -140,7 +143,7 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
         )
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
     comm, _ = _comm(spec, job, make_group)
-    train(job, plan, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)
+    train(job, plan, decoder, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)
 
 
 def _comm(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | None]) -> tuple[Comm, Pace | None]:
@@ -183,10 +186,11 @@ def _measure(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup |
 
     assert spec.work is not None
     work = Work.model_validate(spec.work)
-    longest = _longest_of_guest(spec, job, emit) if spec.owns and spec.rank and spec.access is not None else 0
+    model = decoder_of_work(work)
+    brings = spec.owns and spec.rank and spec.access is not None
+    longest = _longest_of_guest(spec, job, model, emit) if brings else 0
     comm, pace = _comm(spec, job, make_group)
     if job.dtype == "auto":
-        model = decoder_of_work(work)
         slower = float(choose_dtype("auto", model.hidden_size, model.intermediate_size) != "bf16")
         # bf16 can be a hundred times slower where the processor has no instructions for it: one such device decides
         anyone_slower = float(comm.all_reduce(torch.tensor([slower]), exact=True).wait())
@@ -198,13 +202,11 @@ def _measure(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup |
     emit({"event": "profile", "rank": spec.rank, **told})
 
 
-def _longest_of_guest(spec: DeviceSpec, job: Job, emit: Emit) -> int:
+def _longest_of_guest(spec: DeviceSpec, job: Job, decoder: Decoder, emit: Emit) -> int:
     """Tokens of the longest example: memory must do for it. What cannot be used is refused here, before any plan."""
     fetched = _model(spec, with_tokenizer=True)
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
-    model_dir = fetched.directory
-    decoder = decoder_for(read_config(model_dir), job)
-    encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
+    encoded = read_training_data(job, fetched.directory, decoder)
     return max(len(example.ids) for example in encoded.examples)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.job import Job
-from potluck.models.families import read_config
+from potluck.models.families.decoder import Decoder
 from potluck.models.reading import reads_of, tells_texts_apart
 from potluck.texts.batch import Batch, Example
 from potluck.texts.collate import collate
@@ -15,7 +15,7 @@ from potluck.texts.tokenizer import load_tokenizer
 from potluck.texts.vocabulary import check_vocabulary
 
 
-def read_training_data(job: Job, model_dir: Path, *, vocab_size: int, max_positions: int) -> Encoded:
+def read_training_data(job: Job, model_dir: Path, decoder: Decoder) -> Encoded:
     """The job's examples, none longer than the model's positions.
 
     Columns may be called otherwise than in the job: those of the coordinator's data are right, or it would have been
@@ -24,13 +24,13 @@ def read_training_data(job: Job, model_dir: Path, *, vocab_size: int, max_positi
     Raises:
         BadInput: the data cannot be read or encoded, no example is left, or the model lacks a token.
     """
-    config = read_config(model_dir)
     rows = read_for(job.task, job.data.train, job.data, others=True)
-    data = with_classes(job.data, rows).model_copy(update={"max_length": min(job.data.max_length, max_positions)})
+    most = min(job.data.max_length, decoder.max_positions)
+    data = with_classes(job.data, rows).model_copy(update={"max_length": most})
     encoded = encode_for_task(
-        rows, load_tokenizer(model_dir), data, reads=reads_of(config), types=tells_texts_apart(config)
+        rows, load_tokenizer(model_dir), data, reads=reads_of(decoder), types=tells_texts_apart(decoder)
     )
-    check_vocabulary(encoded.examples, vocab_size)
+    check_vocabulary(encoded.examples, decoder.vocab_size)
     return encoded
 
 

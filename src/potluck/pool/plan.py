@@ -3,9 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from potluck.chain.ranges import Ranges, split_by
 from potluck.chain.share import Share
@@ -16,6 +14,9 @@ from potluck.models.families.decoder import Decoder
 from potluck.pool.embeddings import why_not
 from potluck.pool.exact import divides_rows
 from potluck.pool.ratio import apportion, counts_of, parse_devices
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 PIPELINES = ("pipeline", "pipeline-uniform")
 TENSORS = ("tensor", "tensor-uniform")
@@ -105,7 +106,7 @@ def _ranges(spans: Sequence[Sequence[int]]) -> Ranges:
 
 def make_plan(
     job: Job,
-    config: PretrainedConfig,
+    config: "PretrainedConfig",
     names: Sequence[str] | None = None,
     owners: Collection[str] | None = None,
 ) -> Plan:

@@ -10,11 +10,12 @@ from potluck.errors import BadInput, PotluckError
 from potluck.job import Job
 from potluck.job_sections import Data
 from potluck.models.families import decoder_for, read_config
+from potluck.models.families.fields import fields_of
 from potluck.models.source import resolve
 from potluck.pool.launch import run_devices
 from potluck.pool.link import nic_link
 from potluck.pool.local import check_pace, threads_of
-from potluck.pool.measured_work import work_of
+from potluck.pool.measured_work import config_of, work_of
 from potluck.pool.owner import read_training_data
 from potluck.pool.profile import Profile, Work, parse_profile
 from potluck.pool.spec import DeviceSpec
@@ -50,9 +51,7 @@ def profile_job(
     model_dir = resolve(job.model, tell=tell)
     config = read_config(model_dir)
     decoder = decoder_for(config, job)
-    examples = read_training_data(
-        job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions
-    ).examples
+    examples = read_training_data(job, model_dir, decoder).examples
     decided = job if job.dtype != "auto" else job.model_copy(update={"dtype": "fp32"})  # until the process decides
     work = work_of(decided, config, examples, owners)
     return _measured_apart(work, job, name, threads, pace, tell)
@@ -73,6 +72,7 @@ def profile_work(
         DeviceLost: the measuring process was killed, as by an instruction that the processor lacks.
     """
     _check(threads, pace)
+    work = work.model_copy(update={"config": fields_of(config_of(work))})
     # What a device is measured at follows from the work alone; of the job it reads the dtype.
     job = Job(model="-", data=Data(train=["-"]), output=Path("-"), dtype=work.dtype, train=work.train)
     return _measured_apart(work, job, name, threads, pace, tell)

@@ -33,6 +33,8 @@ class DeviceSpec(BaseModel):
 
     plan: dict[str, Any] | None = None
     """To train by."""
+    config: dict[str, Any] | None = None
+    """The fields of the model's config, to train."""
     work: dict[str, Any] | None = None
     """To measure."""
     fresh: bool = False
@@ -56,6 +58,10 @@ class DeviceSpec(BaseModel):
     """Where rank 0 puts the result."""
 
 
+FOR_ALL = ("plan", "config", "work")
+"""Fields that are the same for all devices of a task, of this machine and others."""
+
+
 class Assignment(BaseModel):
     """What a coordinator may have the device of another machine do; nothing in it names a file of that machine."""
 
@@ -71,6 +77,7 @@ class Assignment(BaseModel):
     owns: bool
     job: Job
     plan: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
     work: dict[str, Any] | None = None
     generation: int = 0
     template: str | None = None

@@ -15,7 +15,6 @@ from potluck.job import Job
 from potluck.models.adapter import TEMPLATE_FILE, adapter_config, linear_of, write_adapter
 from potluck.models.build import Part
 from potluck.models.checkpoint import Checkpoint
-from potluck.models.families import decoder_for, read_config
 from potluck.models.families.decoder import Decoder
 from potluck.models.memory import trim
 from potluck.models.precision import torch_dtype
@@ -37,6 +36,7 @@ Emit = Callable[[dict[str, Any]], None]
 def train(
     job: Job,
     plan: Plan,
+    decoder: Decoder,
     comm: Comm,
     model_dir: Path,
     result_dir: Path | None,
@@ -50,6 +50,7 @@ def train(
     Args:
         job: alike on all devices, but for the paths of an owner's own data.
         plan: what every rank holds.
+        decoder: the description of the model for the job's task.
         comm: the messages.
         model_dir: the model, or what is here of it.
         result_dir: where rank 0 puts the result.
@@ -64,12 +65,11 @@ def train(
     """
     rank = comm.rank
     plan = replace(plan, micro_batch_size=plan.micro_batch_size or job.micro_batch_size)
-    decoder = decoder_for(read_config(model_dir), job)
     if job.task == "sequence-classification" and not job.data.labels:
         raise BadInput("data.labels names no classes, and every device must know how many there are.")
     examples: list[Example] = []
     if owns:
-        encoded = read_training_data(job, model_dir, vocab_size=decoder.vocab_size, max_positions=decoder.max_positions)
+        encoded = read_training_data(job, model_dir, decoder)
         examples = encoded.examples
         most = min(job.data.max_length, decoder.max_positions)
         counted = {"examples": len(examples), "dropped": encoded.dropped, "cut": encoded.cut, "most": most}

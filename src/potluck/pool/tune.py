@@ -6,10 +6,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
+from transformers import PretrainedConfig
+
 from potluck.classify import has_classifier, in_order_of, score_classifier
 from potluck.errors import BadInput
 from potluck.job import JOB_FILE, METRICS_FILE, Job, dump_job
 from potluck.models.families import decoder_for, read_config
+from potluck.models.families.fields import fields_of
 from potluck.models.precision import torch_dtype
 from potluck.models.save import check_output, replace_directory
 from potluck.models.shapes import check_model
@@ -102,7 +105,7 @@ def _tune(job: Job, gathering: Gathering | None, ranks: Ranks | None, manners: M
             (result_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics,
         ):
             tally = Tally(metrics)
-            _train(job, model_dir, plan, crew, result_dir, tally, listener)
+            _train(job, config, model_dir, plan, crew, result_dir, tally, listener)
             (result_dir / JOB_FILE).write_text(dump_job(job), encoding="utf-8")
             if job.train == "full":
                 after = _score("after", result_dir, None, held_out, job, listener)
@@ -156,7 +159,14 @@ def _absolute(source: str) -> str:
 
 
 def _train(
-    job: Job, model_dir: Path, plan: Plan, crew: Crew, result_dir: Path, tally: Tally, listener: Listener
+    job: Job,
+    config: PretrainedConfig,
+    model_dir: Path,
+    plan: Plan,
+    crew: Crew,
+    result_dir: Path,
+    tally: Tally,
+    listener: Listener,
 ) -> None:
     def on_event(event: Event) -> None:
         tally.event(event)
@@ -164,7 +174,12 @@ def _train(
 
     count = len(plan.devices)
     listener.tell(f"Starting {count} device{'s' if count > 1 else ''}.")
-    fields = {"plan": plan.to_json(), "model_dir": str(model_dir), "result_dir": str(result_dir)}
+    fields = {
+        "plan": plan.to_json(),
+        "config": fields_of(config),
+        "model_dir": str(model_dir),
+        "result_dir": str(result_dir),
+    }
     crew.run("train", job, fields, on_event)
 
 

@@ -11,8 +11,9 @@ from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families import decoder_for, decoder_of, read_config
 from potluck.models.families.decoder import Decoder
+from potluck.models.families.fields import fields_of
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
-from potluck.pool.measured_work import config_fields, config_of
+from potluck.pool.measured_work import config_of
 from potluck.pool.profile import Link, Profile, Work, read_profile
 from potluck.texts.task_rows import read_for
 
@@ -137,7 +138,7 @@ def check_job(job: Job, work: Work, where: str) -> None:
     config = read_config(directory)
     here, there = decoder_of(config), decoder_of(config_of(work))
     difference = _model_difference(there, here)
-    if not difference and work.config.get("model_type") != config_fields(config).get("model_type"):
+    if not difference and work.config.get("model_type") != fields_of(config).get("model_type"):
         difference = f"model_type: {work.config.get('model_type')}, and {directory} has {config.model_type}"
     if difference:
         raise BadInput(

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from potluck.errors import BadInput
 from potluck.texts.formats import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _CHATML = (
     "{% for message in messages %}"
@@ -24,7 +27,7 @@ _STAND_IN = "\ue000answer\ue001"
 class Template:
     """A chat template (Jinja source) with the tokenizer whose special tokens it spells."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     source: str
     marks: tuple[str, ...]
     """The tokenizer's added tokens, such as ``<|im_end|>``: they end turns."""
@@ -46,12 +49,12 @@ class _RefusedError(Exception):
     """The template does not accept these messages."""
 
 
-def has_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> bool:
+def has_template(tokenizer: "PreTrainedTokenizerBase", choice: str) -> bool:
     """Whether conversations can be rendered with this choice of ``data.template``."""
     return choice != "auto" or bool(tokenizer.chat_template)
 
 
-def load_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> Template:
+def load_template(tokenizer: "PreTrainedTokenizerBase", choice: str) -> Template:
     """The template that ``data.template`` chooses: ``auto``, ``chatml``, or the path of a Jinja file.
 
     ChatML ends a turn with ``<|im_end|>`` where that is one token, else with the tokenizer's EOS: the vocabulary is

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
 class Codec:
     """A tokenizer with what its special tokens mean for training."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     bos: int | None
     """The token every sequence begins with; None if this tokenizer adds none."""
     eos: int
@@ -47,7 +49,7 @@ class Codec:
         return text if isinstance(text, str) else "".join(text)
 
 
-def codec_of(tokenizer: PreTrainedTokenizerBase) -> Codec:
+def codec_of(tokenizer: "PreTrainedTokenizerBase") -> Codec:
     """Find out how a tokenizer begins and ends a sequence.
 
     Whether it uses a BOS is seen from what it adds to a text: settings such as ``add_bos_token`` are missing or

@@ -6,8 +6,7 @@ Masks come from the lengths of tokenised prefixes, never from the value of a tok
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
 from potluck.job_sections import Data, Format
@@ -15,6 +14,9 @@ from potluck.texts.batch import Example
 from potluck.texts.chat import Rendered, Template, has_template, load_template, render
 from potluck.texts.codec import Codec, codec_of
 from potluck.texts.formats import Chat, Completion, Document, Instruction, Message, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _ALPACA = (
     "Below is an instruction that describes a task{material_clause}. Write a response that appropriately completes"
@@ -44,7 +46,7 @@ class _Sequence:
     where: str
 
 
-def encode(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: Data) -> Encoded:
+def encode(rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", data: Data) -> Encoded:
     """Turn rows into examples.
 
     - Conversations are rendered by the chat template; each assistant turn is an answer, with its end-of-turn token.
@@ -80,7 +82,7 @@ def encode(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: Data) 
     return Encoded(examples, dropped, cut, rows[0].format)
 
 
-def encode_prompt(text: str, tokenizer: PreTrainedTokenizerBase, data: Data, format: Format) -> list[int]:
+def encode_prompt(text: str, tokenizer: "PreTrainedTokenizerBase", data: Data, format: Format) -> list[int]:
     """Token ids that generation begins with, on the path that training took for its prompts.
 
     Args:
@@ -105,7 +107,7 @@ def encode_prompt(text: str, tokenizer: PreTrainedTokenizerBase, data: Data, for
     return encoder.codec.begun(encoder.codec.ids([text])[0])
 
 
-def stop_ids(tokenizer: PreTrainedTokenizerBase, data: Data, format: Format) -> frozenset[int]:
+def stop_ids(tokenizer: "PreTrainedTokenizerBase", data: Data, format: Format) -> frozenset[int]:
     """The tokens that end an answer as training wrote it: the EOS, and the chat template's end of turn.
 
     Raises:

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Literal
 
 from potluck.errors import BadInput
 from potluck.job_sections import Data
 from potluck.texts.batch import Example
 from potluck.texts.encode import Encoded
 from potluck.texts.labelled import Labelled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Reads = Literal["first", "last"]
 """Which token's hidden state a classifier reads."""
@@ -20,7 +21,7 @@ _NAMES_TOLD = 20
 
 
 def encode_labelled(
-    rows: Sequence[Labelled], tokenizer: PreTrainedTokenizerBase, data: Data, *, reads: Reads, types: bool
+    rows: Sequence[Labelled], tokenizer: "PreTrainedTokenizerBase", data: Data, *, reads: Reads, types: bool
 ) -> Encoded:
     """Turn labelled rows into examples.
 
@@ -47,7 +48,7 @@ def encode_texts(
     texts: Sequence[str],
     pairs: Sequence[str] | None,
     where: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     data: Data,
     *,
     reads: Reads,
@@ -102,7 +103,10 @@ def encode_texts(
 
 
 def _tokenised(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int | None = None
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int | None = None,
 ) -> list[tuple[list[int], list[int]]]:
     """Token ids and token types of each text or pair."""
     encoded = tokenizer(

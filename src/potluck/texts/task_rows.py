@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from potluck.job_sections import Data, Task
 from potluck.texts.encode import Encoded, encode
 from potluck.texts.encode_labelled import Reads, encode_labelled
 from potluck.texts.labelled import Labelled, check_alike, classes_of, read_labelled
 from potluck.texts.rows import Row, read_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TaskRow = Row | Labelled
 
@@ -54,7 +56,7 @@ def with_columns(data: Data, rows: Sequence[TaskRow]) -> Data:
 
 
 def encode_for_task(
-    rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, data: Data, *, reads: Reads, types: bool
+    rows: Sequence[TaskRow], tokenizer: "PreTrainedTokenizerBase", data: Data, *, reads: Reads, types: bool
 ) -> Encoded:
     """Turn rows that :func:`read_for` gave into examples; ``reads`` and ``types`` matter to labelled ones.
 

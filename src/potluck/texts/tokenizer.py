@@ -1,19 +1,23 @@
 """The tokenizer that lies beside a model."""
 
 from pathlib import Path
-
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
 from potluck.texts.readers import first_line_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
+
+def load_tokenizer(model_dir: Path) -> "PreTrainedTokenizerBase":
     """Load a fast tokenizer from a local directory; nothing is downloaded and none of the model's code is run.
 
     Raises:
         BadInput: the directory is missing, or has no tokenizer that can be loaded as a fast one.
     """
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
     if not model_dir.is_dir():
         raise BadInput(f"There is no model directory at {model_dir}.")
     try:

@@ -4,15 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families.bert import bert
 from potluck.models.families.decoder import Decoder, Names, SequenceHead
+from potluck.models.families.fields import Fields
 from potluck.models.families.gemma import gemma2, gemma3
 from potluck.models.families.gpt2 import gpt2
 from potluck.models.families.gpt_neox import gpt_neox
@@ -26,6 +24,11 @@ from potluck.models.families.qwen import qwen2, qwen3
 from potluck.models.families.roberta import roberta
 from potluck.models.families.smollm3 import smollm3
 from potluck.models.families.stablelm import stablelm
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    ModelConfig = PretrainedConfig | Fields
 
 FAMILIES: dict[str, Callable[[Any], Decoder]] = {
     "bert": bert,
@@ -48,13 +51,16 @@ FAMILIES: dict[str, Callable[[Any], Decoder]] = {
 """``model_type`` of the config to the function that reads it."""
 
 
-def read_config(directory: Path) -> PretrainedConfig:
+def read_config(directory: Path) -> "PretrainedConfig":
     """The model's transformers config.
 
     Raises:
         BadInput: config.json is missing, unreadable, has a value it cannot have, is of a type transformers does not
             know (lists the families), or says that the weights are quantised (names the method).
     """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
     file = directory / "config.json"
     try:
         content, _ = PretrainedConfig.get_config_dict(directory, local_files_only=True)
@@ -72,7 +78,7 @@ def read_config(directory: Path) -> PretrainedConfig:
     return config
 
 
-def decoder_of(config: PretrainedConfig) -> Decoder:
+def decoder_of(config: "ModelConfig") -> Decoder:
     """The family's description of this model.
 
     Raises:
@@ -84,7 +90,7 @@ def decoder_of(config: PretrainedConfig) -> Decoder:
     return family(config)
 
 
-def decoder_for(config: PretrainedConfig, job: Job) -> Decoder:
+def decoder_for(config: "ModelConfig", job: Job) -> Decoder:
     """The description of this model for the job's task.
 
     Raises:
@@ -137,7 +143,7 @@ def for_task(decoder: Decoder, sequence: SequenceHead | None) -> Decoder:
     return replace(decoder, sequence=sequence)
 
 
-def known(config: PretrainedConfig) -> Decoder | None:
+def known(config: "ModelConfig") -> Decoder | None:
     """The description of this model; None where potluck does not know it, as it need not to use it."""
     try:
         return decoder_of(config)
@@ -145,7 +151,7 @@ def known(config: PretrainedConfig) -> Decoder | None:
         return None
 
 
-def names_of(config: PretrainedConfig) -> Names:
+def names_of(config: "ModelConfig") -> Names:
     """What the family calls its tensors; as most do where potluck does not know it."""
     family = FAMILIES.get(config.model_type)
     return Names() if family is None else family(config).names
@@ -163,11 +169,13 @@ def _quantization(content: Mapping[str, Any]) -> str:
 
 
 def _unsupported(model_type: str) -> str:
+    from transformers import CONFIG_MAPPING
+
     kind = _other_kind(CONFIG_MAPPING[model_type]) if model_type in CONFIG_MAPPING else ""
     return f"Models of type '{model_type}' {kind}are not supported. Supported: {', '.join(sorted(FAMILIES))}."
 
 
-def _other_kind(config: type[PretrainedConfig]) -> str:
+def _other_kind(config: "type[PretrainedConfig]") -> str:
     """What a family is that is no row of blocks of attention and MLP, as far as its config's fields tell."""
     fields = set(inspect.signature(config.__init__).parameters) | set(vars(config)) | set(config.attribute_map)
     if fields & _EXPERTS:

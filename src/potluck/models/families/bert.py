@@ -1,9 +1,12 @@
 """BERT: an encoder whose stream is normed behind each sum, with learned positions and two segments."""
 
-from transformers import BertConfig, PretrainedConfig
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
 from potluck.models.families.decoder import ClassifierNames, Decoder, Layer, Names, decoder, one_key_a_query
+
+if TYPE_CHECKING:
+    from transformers import BertConfig, PretrainedConfig
 
 
 def encoder_names(model: str, classifier: ClassifierNames) -> Names:
@@ -32,7 +35,7 @@ _NAMES = encoder_names(
 )
 
 
-def bert(config: BertConfig) -> Decoder:
+def bert(config: "BertConfig") -> Decoder:
     """How a BERT config is walked.
 
     Raises:
@@ -41,7 +44,7 @@ def bert(config: BertConfig) -> Decoder:
     return encoder(config, _NAMES)
 
 
-def encoder(config: PretrainedConfig, names: Names, *, first_position: int = 0) -> Decoder:
+def encoder(config: "PretrainedConfig", names: Names, *, first_position: int = 0) -> Decoder:
     """An encoder read from BERT's fields.
 
     Raises:

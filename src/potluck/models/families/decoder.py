@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
-from transformers import PretrainedConfig
-from transformers.activations import ACT2FN
 
 from potluck.chain.attention import Rope
 from potluck.chain.classifier import Kind
 from potluck.errors import BadInput
+from potluck.models.families.activations import activation
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Cut = Literal["column", "row"]
 
@@ -196,7 +198,7 @@ class Decoder:
         yield from filter(None, (n.stream_after_attention, n.stream_after_mlp))
 
 
-def decoder(config: PretrainedConfig, layers: tuple[Layer, ...], **differs: Any) -> Decoder:
+def decoder(config: "PretrainedConfig", layers: tuple[Layer, ...], **differs: Any) -> Decoder:
     """A decoder read from the fields most families share; ``differs`` sets the rest.
 
     Raises:
@@ -243,7 +245,7 @@ def _padding_row(pad_token_id: int | None, vocab_size: int) -> int | None:
     return pad_token_id if pad_token_id >= 0 else vocab_size + pad_token_id
 
 
-def one_key_a_query(config: PretrainedConfig) -> dict[str, int]:
+def one_key_a_query(config: "PretrainedConfig") -> dict[str, int]:
     """Of families whose heads divide ``hidden_size`` and share no keys, whatever else their config may hold.
 
     Raises:
@@ -255,25 +257,13 @@ def one_key_a_query(config: PretrainedConfig) -> dict[str, int]:
     return {"num_kv_heads": heads, "head_dim": config.hidden_size // heads}
 
 
-def activation(name: str | None) -> Callable[[Tensor], Tensor]:
-    """transformers' function of that name.
-
-    Raises:
-        BadInput: there is none.
-    """
-    if name not in ACT2FN:
-        raise BadInput(f"The model's config names the activation '{name}', which transformers does not know.")
-    function: Callable[[Tensor], Tensor] = ACT2FN[name]
-    return function
-
-
-def biased_linears(config: PretrainedConfig) -> tuple[str, ...]:
+def biased_linears(config: "PretrainedConfig") -> tuple[str, ...]:
     """The linears with a bias, in families named like Llama whose ``attention_bias`` and ``mlp_bias`` say so."""
     names = Names()
     attention = (*names.qkv, names.o) if getattr(config, "attention_bias", False) else ()
     return (*attention, *((*names.into, names.out) if getattr(config, "mlp_bias", False) else ()))
 
 
-def layer_types_of(config: PretrainedConfig) -> list[str]:
+def layer_types_of(config: "PretrainedConfig") -> list[str]:
     """The kind of attention of each block, in families whose blocks differ."""
     return list(config.layer_types or [])

@@ -1,12 +1,13 @@
 """Gemma 2 and 3 (text): norms on both sides, weights stored as the distance from one, sliding and global blocks."""
 
-from typing import Any
-
-from transformers import Gemma2Config, Gemma3TextConfig
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import BadInput
 from potluck.models.families.decoder import Decoder, Layer, Names, biased_linears, decoder, layer_types_of
 from potluck.models.families.rope import rope_of
+
+if TYPE_CHECKING:
+    from transformers import Gemma2Config, Gemma3TextConfig
 
 _NAMES = Names(
     after_attention="post_attention_layernorm",
@@ -15,7 +16,7 @@ _NAMES = Names(
 )
 
 
-def gemma2(config: Gemma2Config) -> Decoder:
+def gemma2(config: "Gemma2Config") -> Decoder:
     """How a Gemma 2 config is walked.
 
     Raises:
@@ -26,7 +27,7 @@ def gemma2(config: Gemma2Config) -> Decoder:
     return _gemma(config, layers, attention_softcap=config.attn_logit_softcapping)
 
 
-def gemma3(config: Gemma3TextConfig) -> Decoder:
+def gemma3(config: "Gemma3TextConfig") -> Decoder:
     """How a Gemma 3 text config is walked.
 
     ``attn_logit_softcapping`` is not applied: transformers reads it for Gemma 3 and does not use it either.
@@ -39,7 +40,7 @@ def gemma3(config: Gemma3TextConfig) -> Decoder:
     return _gemma(config, layers, head_norms="each")
 
 
-def _gemma(config: Gemma2Config | Gemma3TextConfig, layers: tuple[Layer, ...], **differs: Any) -> Decoder:
+def _gemma(config: "Gemma2Config | Gemma3TextConfig", layers: tuple[Layer, ...], **differs: Any) -> Decoder:
     if getattr(config, "use_bidirectional_attention", False):
         raise BadInput("This Gemma model attends in both directions (an embedding model); potluck trains decoders.")
     return decoder(
@@ -55,6 +56,6 @@ def _gemma(config: Gemma2Config | Gemma3TextConfig, layers: tuple[Layer, ...], *
     )
 
 
-def _window(config: Gemma2Config | Gemma3TextConfig, layer_type: str) -> int | None:
+def _window(config: "Gemma2Config | Gemma3TextConfig", layer_type: str) -> int | None:
     window: int | None = config.sliding_window
     return window if layer_type == "sliding_attention" else None

@@ -1,9 +1,13 @@
 """GPT-2: learned positions, and linears stored as ``[in, out]``, one of which gives query, key and value."""
 
-from transformers import GPT2Config
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
-from potluck.models.families.decoder import Decoder, Layer, Names, activation, decoder, one_key_a_query
+from potluck.models.families.activations import activation
+from potluck.models.families.decoder import Decoder, Layer, Names, decoder, one_key_a_query
+
+if TYPE_CHECKING:
+    from transformers import GPT2Config
 
 _NAMES = Names(
     blocks="transformer.h",
@@ -19,7 +23,7 @@ _NAMES = Names(
 )
 
 
-def gpt2(config: GPT2Config) -> Decoder:
+def gpt2(config: "GPT2Config") -> Decoder:
     """How a GPT-2 config is walked.
 
     Raises:

@@ -1,9 +1,12 @@
 """GPT-NeoX (Pythia): one linear with query, key and value head by head; attention and MLP at once, as a rule."""
 
-from transformers import GPTNeoXConfig
+from typing import TYPE_CHECKING
 
 from potluck.models.families.decoder import Decoder, Layer, Names, decoder, one_key_a_query
 from potluck.models.families.rope import rope_of
+
+if TYPE_CHECKING:
+    from transformers import GPTNeoXConfig
 
 _NAMES = Names(
     blocks="gpt_neox.layers",
@@ -17,7 +20,7 @@ _NAMES = Names(
 )
 
 
-def gpt_neox(config: GPTNeoXConfig) -> Decoder:
+def gpt_neox(config: "GPTNeoXConfig") -> Decoder:
     """How a GPT-NeoX config is walked."""
     attention = (*_NAMES.qkv, _NAMES.o) if config.attention_bias else ()
     return decoder(

@@ -1,14 +1,17 @@
 """Granite: Llama with constant factors on embeddings, sums, attention and logits."""
 
-from transformers import GraniteConfig
+from typing import TYPE_CHECKING
 
 from potluck.models.families.decoder import Decoder, Layer, Names, biased_linears, decoder
 from potluck.models.families.rope import rope_of
 
+if TYPE_CHECKING:
+    from transformers import GraniteConfig
+
 _NAMES = Names(classifier=None)
 
 
-def granite(config: GraniteConfig) -> Decoder:
+def granite(config: "GraniteConfig") -> Decoder:
     """How a Granite config is walked."""
     return decoder(
         config,

@@ -1,9 +1,13 @@
 """OPT: learned positions whose table has two rows in front."""
 
-from transformers import OPTConfig
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
-from potluck.models.families.decoder import Decoder, Layer, Names, activation, decoder, one_key_a_query
+from potluck.models.families.activations import activation
+from potluck.models.families.decoder import Decoder, Layer, Names, decoder, one_key_a_query
+
+if TYPE_CHECKING:
+    from transformers import OPTConfig
 
 _NAMES = Names(
     blocks="model.decoder.layers",
@@ -20,7 +24,7 @@ _EPS = 1e-5  # of torch.nn.LayerNorm, which transformers leaves as it is
 _ROWS_IN_FRONT = 2
 
 
-def opt(config: OPTConfig) -> Decoder:
+def opt(config: "OPTConfig") -> Decoder:
     """How an OPT config is walked.
 
     Raises:

@@ -1,23 +1,25 @@
 """Rotary angles, for every rope type transformers knows.
 
-Computed from the config by the functions transformers computes them with, but without its modelling code: importing
-that costs each device about 90 MiB.
+All but the usual ones are computed by the functions transformers computes them with, which just the devices of such
+models import.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from potluck.chain.attention import Rope
+from potluck.models.families.fields import Fields, config_from
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _DEPEND_ON_LENGTH = ("dynamic", "longrope")
 
 
-def rope_of(config: PretrainedConfig, layer_type: str | None = None) -> Rope:
+def rope_of(config: "PretrainedConfig", layer_type: str | None = None) -> Rope:
     """Tables of ``cos`` and ``sin``; angles in float32, as in transformers, whatever the compute dtype.
 
     They are narrower than a head where just its first part is turned.
@@ -33,9 +35,12 @@ def rope_of(config: PretrainedConfig, layer_type: str | None = None) -> Rope:
             turned = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             exponents_F = torch.arange(0, turned, 2, dtype=torch.float) / turned
             return 1.0 / (parameters["rope_theta"] ** exponents_F), 1.0
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        whole = config_from(vars(config)) if isinstance(config, Fields) else config
         length = {"seq_len": S} if kind in _DEPEND_ON_LENGTH else {}
         of_layer = {} if layer_type is None else {"layer_type": layer_type}
-        inverse_F, scale = ROPE_INIT_FUNCTIONS[kind](config, None, **length, **of_layer)
+        inverse_F, scale = ROPE_INIT_FUNCTIONS[kind](whole, None, **length, **of_layer)
         return inverse_F, scale
 
     @lru_cache(maxsize=64)

@@ -1,15 +1,18 @@
 """StableLM: norms with mean and bias, heads turned in part, and attention and MLP one after the other or at once."""
 
-from transformers import StableLmConfig
+from typing import TYPE_CHECKING
 
 from potluck.errors import BadInput
 from potluck.models.families.decoder import Decoder, Layer, Names, decoder
 from potluck.models.families.rope import rope_of
 
+if TYPE_CHECKING:
+    from transformers import StableLmConfig
+
 _PARALLEL = Names(before_mlp="input_layernorm")
 
 
-def stablelm(config: StableLmConfig) -> Decoder:
+def stablelm(config: "StableLmConfig") -> Decoder:
     """How a StableLM config is walked.
 
     Raises:
