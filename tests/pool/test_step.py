@@ -195,10 +195,8 @@ def test_clipping_acts_on_the_norm_of_the_whole_model(checkpoint: Checkpoint, fa
         found = Stepper(part, comm, Settings(steps=1, learning_rate=0.1)).accumulate([Turn(OWNER, own)])
         stepper = Stepper(part, comm, Settings(steps=1, learning_rate=0.1, clip=factor * found.norm))
         assert stepper.optimizer is not None
-        mine = [t for group in stepper.optimizer.param_groups for t in group["params"]]
-        before = [t.grad.clone() for t in mine]
-        used: list[Tensor] = []
-        stepper.optimizer.register_step_pre_hook(lambda *_: used.extend(t.grad.clone() for t in mine))
+        used = stepper.optimizer.gradients()
+        before = [gradient.clone() for gradient in used]
         stepper.update(found.norm, 0.1)
         assert len(used) == len(before) > 0
         for whole, clipped in zip(before, used, strict=True):

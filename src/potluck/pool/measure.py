@@ -243,7 +243,7 @@ def _optimizer_s(sizes: Sequence[int], kind: OptimizerName, pace: Pace | None) -
         for tensor in tensors:
             tensor.grad = torch.full_like(tensor, 1e-3)
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        optimizer = optimizer_of(tensors, kind, 1e-4, 0.0)
+        optimizer = optimizer_of(tensors, kind, 0.0)
         assert optimizer is not None
         watch = Stopwatch(pace)
         seconds = []
@@ -251,7 +251,7 @@ def _optimizer_s(sizes: Sequence[int], kind: OptimizerName, pace: Pace | None) -
             watch.start()
             torch._foreach_norm(gradients)
             torch._foreach_mul_(gradients, 0.999)
-            optimizer.step()
+            optimizer.step(1e-4)
             seconds.append(watch.lap())
         points.append((sum(tensor.numel() for tensor in tensors), median(seconds[1:])))
     return fit(points)

@@ -93,7 +93,7 @@ class Stepper:
         self.strategy = strategy or tensor_parallel(part, comm, settings)
         self.held = self.strategy.held
         mine = steps_here(self.held, comm.rank)
-        self.optimizer = optimizer_of(mine, settings.optimizer, settings.learning_rate, settings.weight_decay)
+        self.optimizer = optimizer_of(mine, settings.optimizer, settings.weight_decay)
         self.done = 0
 
     def step(self, turns: Sequence[Turn]) -> StepReport:
@@ -139,11 +139,9 @@ class Stepper:
         """Clip, step what is stepped here, and give replicated tensors their new values everywhere."""
         factor = self.settings.clip / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
         if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-                if 0 < factor < 1:
-                    torch._foreach_mul_([t.grad for t in group["params"]], factor)
-            self.optimizer.step()
+            if 0 < factor < 1:
+                torch._foreach_mul_(self.optimizer.gradients(), factor)
+            self.optimizer.step(rate)
         for held in self.held:
             held.trained.local.grad = None
         self.strategy.spread()

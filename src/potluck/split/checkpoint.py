@@ -13,13 +13,14 @@ from torch import Tensor
 
 from potluck.chain.trained import Trained
 from potluck.models.durable import move_durably
+from potluck.models.optimizer import Optimizer
 from potluck.models.save import storable
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(
-    path: Path, trained: Sequence[Trained], optimizer: torch.optim.Optimizer | None, meta: Mapping[str, Any]
+    path: Path, trained: Sequence[Trained], optimizer: Optimizer | None, meta: Mapping[str, Any]
 ) -> None:
     """Write weights and the optimizer's moments, whole or not at all.
 
@@ -56,7 +57,7 @@ def read_meta(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def restore(path: Path, trained: Sequence[Trained], optimizer: torch.optim.Optimizer | None) -> None:
+def restore(path: Path, trained: Sequence[Trained], optimizer: Optimizer | None) -> None:
     """Set weights and moments to what :func:`save_checkpoint` wrote for the same tensors.
 
     Raises:

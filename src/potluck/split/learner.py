@@ -14,7 +14,7 @@ from potluck.chain.loss import Head, Targets, cross_entropy
 from potluck.chain.piece import At
 from potluck.errors import PotluckError
 from potluck.job_sections import OptimizerName
-from potluck.models.optimizer import optimizer_of, scheduled
+from potluck.models.optimizer import Optimizer, optimizer_of, scheduled
 from potluck.split.parts import SplitPart
 
 if TYPE_CHECKING:  # clients know how steps are taken, and have no use for the library
@@ -43,9 +43,9 @@ class Recipe:
         names = [field.name for field in fields(cls) if field.name != "steps"]
         return cls(steps, **{name: getattr(source, name) for name in names})
 
-    def optimizer_of(self, tensors: Sequence[Tensor]) -> torch.optim.Optimizer | None:
+    def optimizer_of(self, tensors: Sequence[Tensor]) -> Optimizer | None:
         """The optimizer of these tensors; None where nothing is trained."""
-        return optimizer_of(tensors, self.optimizer, self.learning_rate, self.weight_decay)
+        return optimizer_of(tensors, self.optimizer, self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Learner:
         return nullcontext() if self._accelerator is None else self._accelerator.no_sync(self._module)
 
 
-def take_step(optimizer: torch.optim.Optimizer | None, trained: Sequence[Tensor], recipe: Recipe, step: int) -> float:
+def take_step(optimizer: Optimizer | None, trained: Sequence[Tensor], recipe: Recipe, step: int) -> float:
     """Clip the gradients, step at the rate of 0-based ``step``, forget them; the norm they had.
 
     Raises:
@@ -155,10 +155,9 @@ def take_step(optimizer: torch.optim.Optimizer | None, trained: Sequence[Tensor]
             " a lower learning_rate, or dtype: fp32."
         )
     if optimizer is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * scheduled(recipe, step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.step(recipe.learning_rate * scheduled(recipe, step))
+    for tensor in trained:
+        tensor.grad = None
     return norm
 
 
