@@ -20,8 +20,9 @@ def test_a_mail_is_its_subject_and_what_its_body_says(raw: str, text: str) -> No
 def test_a_mail_is_told_to_classifiers_and_to_models_that_answer() -> None:
     mail = Mail("Buy now", SPAM)
     assert mail.labelled() == {"text": "Buy now", "label": "spam"}
-    assert mail.asked()["prompt"].endswith("Buy now")
-    assert mail.asked()["completion"] == "spam"
+    assert mail.asked()["prompt"].startswith(mail.text)
+    assert mail.asked()["prompt"].endswith("Answer:")
+    assert mail.asked()["completion"] == " spam"
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ _GROUPS = {"easy-ham-1": HAM, "easy-ham-2": HAM, "hard-ham-1": HAM, "spam-1": SP
 _FOLDER = "spam-assassin-0.2.3"
 _WHAT = f"The SpamAssassin mails ({PACKAGE})"
 _MARKUP = re.compile(r"<(html|body|head|meta|table|br|p|font)\b[^>]*>", re.IGNORECASE)
-_QUESTION = "Is this mail spam? Answer with spam or ham."
+_QUESTION = "Is this mail spam or ham? Answer:"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Mail:
 
     def asked(self) -> dict[str, str]:
         """As a model that answers in words is told it."""
-        return {"prompt": f"{_QUESTION}\n\n{self.text}", "completion": self.label}
+        return {"prompt": f"{self.text}\n\n{_QUESTION}", "completion": f" {self.label}"}
 
 
 def divided_mails(held_out: int, *, characters: int = 400, cache: Path | None = None) -> tuple[list[Mail], list[Mail]]:
