@@ -23,6 +23,7 @@ from potluck.chain.comm import Comm
 from potluck.job import Job
 from potluck.job_sections import Data
 from potluck.models.families import read_config
+from potluck.models.families.fields import fields_of
 from potluck.models.precision import torch_dtype
 from potluck.models.save import CheckpointWriter
 from potluck.pool.launch import run_devices
@@ -78,7 +79,8 @@ def measure(scratch: Path, model_dir: Path, devices: str, dtype: str, steps: int
         steps=steps,
         half_batches=2,
     )
-    plan = make_plan(job, read_config(model_dir))
+    config = read_config(model_dir)
+    plan = make_plan(job, config)
     (scratch / "out").mkdir()
     said: list[dict[str, Any]] = [{} for _ in plan.devices]
 
@@ -94,6 +96,7 @@ def measure(scratch: Path, model_dir: Path, devices: str, dtype: str, steps: int
         "store": str(scratch / "store"),
         "threads": 1,
         "plan": plan.to_json(),
+        "config": fields_of(config),
         "result_dir": str(scratch / "out"),
     }
     run_devices(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from potluck.errors import BadInput
-from potluck.job_sections import Adapter, Lora
+from potluck.job_sections import IA3, Adapter
 from potluck.models.save import storable
 
 CONFIG_FILE = "adapter_config.json"
@@ -21,6 +21,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 _PREFIX = "base_model.model."  # PeftModel holds LoraModel as base_model, which holds the model as model
 _VECTOR = ".ia3_l"
+_NO_TARGETS = "dummy-target-modules"  # by which PEFT knows that there are none
 _PART = re.compile(r"\.(lora_[^.]+(\..+)?|ia3_l)$")
 
 
@@ -51,7 +52,10 @@ def adapter_config(
     modules_to_save: Sequence[str] = (),
     blocks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The content of ``adapter_config.json``.
+    """The content of ``adapter_config.json``: the fields of PEFT's ``LoraConfig`` and ``IA3Config`` that matter here.
+
+    PEFT takes what is left out as it is by default. Importing it to write the others, too, would cost the device that
+    saves seconds, and memory where most of it is taken.
 
     Args:
         adapter: its kind, and a LoRA's rank, alpha, dropout and variants.
@@ -63,35 +67,26 @@ def adapter_config(
         modules_to_save: names of modules that were trained whole: those of the head of whole sequences.
         blocks: numbers of the blocks in which a LoRA's names match; all of them if left out.
     """
-    from peft import IA3Config, LoraConfig, TaskType
-    from peft.utils.constants import DUMMY_TARGET_MODULES
-
-    shared: dict[str, Any] = {
-        "target_modules": list(targets) or DUMMY_TARGET_MODULES,
-        "task_type": TaskType.SEQ_CLS if modules_to_save else TaskType.CAUSAL_LM,
+    content: dict[str, Any] = {
+        "target_modules": sorted(set(targets)) or _NO_TARGETS,
+        "task_type": "SEQ_CLS" if modules_to_save else "CAUSAL_LM",
         "modules_to_save": list(modules_to_save) or None,
         "base_model_name_or_path": base,
         "fan_in_fan_out": inputs_first,
         "inference_mode": True,
     }
-    if isinstance(adapter, Lora):
-        alpha = int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha
-        config: LoraConfig | IA3Config = LoraConfig(
-            r=adapter.rank,
-            lora_alpha=alpha,  # type: ignore[arg-type]
-            lora_dropout=adapter.dropout,
-            use_rslora=adapter.use_rslora,
-            use_dora=adapter.use_dora,
-            layers_to_transform=list(blocks) or None,
-            **shared,
-        )
-    else:
-        config = IA3Config(feedforward_modules=list(feedforward), **shared)
-    content: dict[str, Any] = config.to_dict()
-    content["target_modules"] = sorted(set(targets)) or DUMMY_TARGET_MODULES
-    if "feedforward_modules" in content:
-        content["feedforward_modules"] = sorted(set(feedforward))
-    return content
+    if isinstance(adapter, IA3):
+        return content | {"peft_type": "IA3", "feedforward_modules": sorted(set(feedforward))}
+    return content | {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "bias": "none",
+        "use_rslora": adapter.use_rslora,
+        "use_dora": adapter.use_dora,
+        "layers_to_transform": list(blocks) or None,
+    }
 
 
 def write_adapter(
