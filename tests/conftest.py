@@ -5,6 +5,7 @@ import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # also of what tests start: threads that wait for a taken core spin
 
 import pytest
 import torch

@@ -51,6 +51,7 @@ def learnt(directory: Path, mails: tuple[list[Mail], list[Mail]], **fields: obje
         "batch_size": BATCH_SIZE,
         "learning_rate": 2e-3,
         "dtype": "fp32",
+        "threads": 1,
     }
     result = tune(Job.model_validate(job | fields))
     lines = [json.loads(line) for line in (Path(result.adapter) / "metrics.jsonl").read_text().splitlines()]

@@ -73,7 +73,7 @@ def test_three_uneven_devices_train_smollm2_as_one_does(tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps(command.row()) + "\n" for command in commands.train[: BATCH_SIZE * STEPS]))
     demo = demo_job(tmp_path, seed=0, steps=STEPS, overwrite=False)
     base = resolve(demo.model)
-    changes = {"data": demo.data.model_copy(update={"train": [str(rows)], "eval": []}), "dtype": "fp32"}
+    changes = {"data": demo.data.model_copy(update={"train": [str(rows)], "eval": []}), "dtype": "fp32", "threads": 1}
     job = Job.model_validate(demo.model_dump() | {"model": str(base), "batch_size": BATCH_SIZE} | changes)
     single = tune(job.model_copy(update={"strategy": "single", "devices": "1", "output": tmp_path / "single"}))
     tensor = tune(job.model_copy(update={"strategy": "tensor", "devices": "3:2:1", "output": tmp_path / "tensor"}))
