@@ -20,8 +20,8 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/potluck demo --overwrite
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not root and not timing"
-	$(VENV)/bin/python -m pytest -m "root or timing"
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not alone and not timing"
+	$(VENV)/bin/python -m pytest -m "alone or timing"
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check

@@ -95,6 +95,7 @@ def started(*options: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.root
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_testbed")
 def test_every_strategy_runs_on_the_same_devices(tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_every_strategy_runs_on_the_same_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_testbed")
 def test_ctrl_c_takes_everything_down() -> None:

@@ -56,6 +56,7 @@ def _held_up(start: float, cpu_s: float) -> float:
 
 
 @pytest.mark.root
+@pytest.mark.alone
 def test_messages_go_before_compute_and_compute_before_the_rest() -> None:
     if os.geteuid() != 0:
         pytest.skip("real-time priorities need root")
@@ -77,6 +78,7 @@ def test_messages_go_before_compute_and_compute_before_the_rest() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.alone
 def test_who_hands_a_message_over_goes_first_for_that_moment_only() -> None:
     if os.geteuid() != 0:
         pytest.skip("real-time priorities need root")

@@ -1,11 +1,16 @@
 """A device's process before and after its task."""
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from pool.guests import spec
+from pool.tiny import config
 from potluck.errors import BadInput
+from potluck.models.families.fields import fields_of
 from potluck.pool import device
 from potluck.pool.spec import DeviceSpec, assigned_spec
 
@@ -70,3 +75,19 @@ def test_slow_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timeouts[1] == device.SILENCE_S
     everyone = [f"ready/{rank}" for rank in range(alone.world_size)]
     assert asked == [f"ready/{alone.rank}", everyone, "paths", "group"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_a_device_without_texts_needs_no_transformers(family: str) -> None:
+    """Nor what it would bring along; a device's description of the model comes from the fields it is told."""
+    code = (
+        "import json, sys, torch, potluck.pool.device\n"
+        "from potluck.models.families import decoder_of\n"
+        "from potluck.models.families.fields import Fields\n"
+        "rope = decoder_of(Fields(json.load(sys.stdin))).layers[0].rope\n"
+        "assert rope is None or rope(8, torch.float32)\n"
+        "print(*{'transformers', 'peft', 'huggingface_hub', 'sympy', 'torch._dynamo'} & set(sys.modules))\n"
+    )
+    fields = json.dumps(fields_of(config(family)))
+    done = subprocess.run([sys.executable, "-c", code], input=fields, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

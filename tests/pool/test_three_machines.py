@@ -46,7 +46,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root, ip and tc"),
 ]
 
-PREFIX = "ptestpool"
+PREFIX = f"ptestpool{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 POTLUCK = Path(__file__).with_name("recorded_potluck.py")
 WORDS = 1_500
 STEPS = 12

@@ -16,7 +16,7 @@ from potluck.testbed import Testbed, TestDevice, calibrate, cgroup, down, networ
 from potluck.testbed.run import Ended, Stream
 from potluck.testbed.state import FOLDERS_DIRECTORY, state_file
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.alone]
 
 _NAMES = ["hub", "cam-1", "cam-2"]
 _RECEIVER = """

@@ -38,6 +38,7 @@ def test_root_and_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.alone
 def test_missing_kernel_part_is_named(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_BRIDGE", "a name far too long for an interface")
     with pytest.raises(PotluckError, match=r"'ip -n ptest\.switch link add a name far too long"):
@@ -46,6 +47,7 @@ def test_missing_kernel_part_is_named(prefix: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.root
+@pytest.mark.alone
 def test_up_status_run_down(prefix: str) -> None:
     common = ("--prefix", prefix)
     made = _runner.invoke(app, ["up", "--speeds", "2:1", "--link", "1gbit", "--names", "hub:cam", "--json", *common])
