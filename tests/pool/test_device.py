@@ -91,3 +91,10 @@ def test_a_device_without_texts_needs_no_transformers(family: str) -> None:
     fields = json.dumps(fields_of(config(family)))
     done = subprocess.run([sys.executable, "-c", code], input=fields, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("config", [None, {}, {"model_type": "llama"}, {"model_type": "llama", "hidden_size": "wide"}])
+def test_a_description_that_says_too_little_is_a_sentence(config: dict[str, Any] | None) -> None:
+    told = joined().model_copy(update={"config": config, "plan": {"strategy": "single", "devices": []}})
+    with pytest.raises(BadInput, match="description of the model cannot be used"):
+        device.run_task(told, lambda: None, lambda event: None)

@@ -96,7 +96,10 @@ def _unpack(into: Path) -> Path:
     kept.mkdir()
     with (kept / _FILE).open("w", encoding="utf-8") as file:
         for group, label in _GROUPS.items():
-            for raw in sorted((into / "package" / "data" / group).glob("*.json")):
+            raws = sorted((into / "package" / "data" / group).glob("*.json"))
+            if not raws:
+                raise BadInput(f"{_WHAT} cannot be used: the package has no {group}.")
+            for raw in raws:
                 text = readable(json.loads(raw.read_text(encoding="utf-8"))["text"])
                 file.write(json.dumps({"text": text, "label": label}) + "\n")
     return kept

@@ -44,6 +44,8 @@ _LARGEST_PARTS = (1.0, 3 / 4, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8)
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
 _TENSORS = (128, 512)
 _LARGEST_TENSOR = 1 << 13
+_REVISION = 2
+"""Of what is measured, and how: profiles kept from before are of another."""
 _GROWTH_BYTES = 64 << 20
 """By which a device that sees batches of many shapes outgrows this process: its heap has more holes. (Of oneDNN's
 kernels, in bf16 a set for every shape, this process has as many sets as shares are measured.)"""
@@ -260,7 +262,7 @@ def _optimizer_s(sizes: Sequence[int], kind: OptimizerName, pace: Pace | None) -
 def _key(work: Work, machine: Machine, pace: Pace | None) -> str:
     from potluck import __version__
 
-    what = [work.model_dump(mode="json"), machine.model_dump(), __version__, torch.__version__]
+    what = [work.model_dump(mode="json"), machine.model_dump(), __version__, torch.__version__, _REVISION]
     speed = None if pace is None else pace.speed
     return hashlib.sha256(json.dumps([*what, speed], sort_keys=True).encode()).hexdigest()[:32]
 

@@ -32,7 +32,7 @@ class Work(_Plain):
     """What a device was measured at; profiles can be planned together only if theirs are equal."""
 
     config: dict[str, Any]
-    """The model's transformers config, as JSON."""
+    """The fields of the model's config (:func:`potluck.models.families.fields.fields_of`)."""
     rows: int
     """Rows ``B`` of one half-batch."""
     length: int

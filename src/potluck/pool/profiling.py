@@ -72,10 +72,11 @@ def profile_work(
         DeviceLost: the measuring process was killed, as by an instruction that the processor lacks.
     """
     _check(threads, pace)
-    work = work.model_copy(update={"config": fields_of(config_of(work))})
     # What a device is measured at follows from the work alone; of the job it reads the dtype.
     job = Job(model="-", data=Data(train=["-"]), output=Path("-"), dtype=work.dtype, train=work.train)
-    return _measured_apart(work, job, name, threads, pace, tell)
+    known_here = work.model_copy(update={"config": fields_of(config_of(work))})
+    measured = _measured_apart(known_here, job, name, threads, pace, tell)
+    return measured.model_copy(update={"work": work})  # that of the other profile, beside which it is put
 
 
 def _check(threads: int | None, pace: float | None) -> None:

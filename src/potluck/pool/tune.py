@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING
 
 from potluck.classify import has_classifier, in_order_of, score_classifier
 from potluck.errors import BadInput
@@ -31,6 +30,9 @@ from potluck.texts.batch import Example
 from potluck.texts.labelled import Labelled
 from potluck.texts.task_rows import TaskRow, read_for, with_classes, with_columns
 from potluck.use import encode_for, score
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def tune(
@@ -160,7 +162,7 @@ def _absolute(source: str) -> str:
 
 def _train(
     job: Job,
-    config: PretrainedConfig,
+    config: "PretrainedConfig",
     model_dir: Path,
     plan: Plan,
     crew: Crew,

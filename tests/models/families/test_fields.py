@@ -66,6 +66,27 @@ def test_ropes(kind: str) -> None:
     check_same(decoder_of(over_the_wire(cfg)), decoder_of(cfg))
 
 
+def test_a_rope_for_each_kind_of_block() -> None:
+    of_kinds = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+    }
+    cfg = config("gemma3", rope_parameters=of_kinds)
+    check_same(decoder_of(over_the_wire(cfg)), decoder_of(cfg))
+
+
+def test_a_rope_that_depends_on_the_length() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1],
+        "long_factor": [2.0, 2.2],
+        "original_max_position_embeddings": 16,
+    }
+    cfg = config("phi3", rope_parameters=rope, original_max_position_embeddings=16)
+    check_same(decoder_of(over_the_wire(cfg)), decoder_of(cfg))
+
+
 def test_the_config_comes_back_from_its_fields() -> None:
     for family in (*tiny.FAMILIES, "bert", "roberta"):
         cfg = config(family)

@@ -26,7 +26,7 @@ The others are taken from transformers, whose module of activations brings torch
 
 
 def activation(name: str | None) -> Callable[[Tensor], Tensor]:
-    """What transformers computes by that name.
+    """The formula that transformers computes by that name.
 
     Raises:
         BadInput: there is no such activation.

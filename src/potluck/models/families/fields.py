@@ -1,6 +1,6 @@
-"""The fields of a model's config as JSON values: all a device needs of it, and read without transformers.
+"""The fields of a model's config as JSON values: all that devices read of it, most of them without transformers.
 
-Importing transformers would cost each device that starts half of its time and a hundred MiB.
+Importing transformers would cost each device that starts half of its time and eighty MiB.
 """
 
 import json
@@ -43,9 +43,9 @@ def config_from(fields: Mapping[str, object]) -> "PretrainedConfig":
     values: dict[str, Any] = dict(fields)
     model_type = values.pop("model_type", None)
     if model_type not in CONFIG_MAPPING:
-        raise BadInput(f"The profile's model is of type '{model_type}', which this transformers does not know.")
+        raise BadInput(f"The model is of type '{model_type}', which this transformers does not know.")
     try:
         config: PretrainedConfig = CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # a config's own checks raise what they like
-        raise BadInput(f"The profile's model config cannot be used: {' '.join(str(error).split())[:200]}.") from None
+        raise BadInput(f"The model's config cannot be used: {' '.join(str(error).split())[:200]}.") from None
     return config

@@ -4,6 +4,7 @@ All but the usual ones are computed by the functions transformers computes them 
 models import.
 """
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _DEPEND_ON_LENGTH = ("dynamic", "longrope")
 
+Frequencies = Callable[[int], tuple[Tensor, float]]
+"""Of a length: what each pair of a head's values turns by from position to position, and a factor of both tables."""
+
 
 def rope_of(config: "PretrainedConfig", layer_type: str | None = None) -> Rope:
     """Tables of ``cos`` and ``sin``; angles in float32, as in transformers, whatever the compute dtype.
@@ -28,20 +32,7 @@ def rope_of(config: "PretrainedConfig", layer_type: str | None = None) -> Rope:
     """
     parameters: dict[str, Any] = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters["rope_type"]
-
-    def frequencies(S: int) -> tuple[Tensor, float]:
-        if kind == "default":
-            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            turned = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-            exponents_F = torch.arange(0, turned, 2, dtype=torch.float) / turned
-            return 1.0 / (parameters["rope_theta"] ** exponents_F), 1.0
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        whole = config_from(vars(config)) if isinstance(config, Fields) else config
-        length = {"seq_len": S} if kind in _DEPEND_ON_LENGTH else {}
-        of_layer = {} if layer_type is None else {"layer_type": layer_type}
-        inverse_F, scale = ROPE_INIT_FUNCTIONS[kind](whole, None, **length, **of_layer)
-        return inverse_F, scale
+    frequencies = _usual(config, parameters) if kind == "default" else _of_transformers(config, kind, layer_type)
 
     @lru_cache(maxsize=64)
     def tables(S: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -51,3 +42,27 @@ def rope_of(config: "PretrainedConfig", layer_type: str | None = None) -> Rope:
         return (angles_SK.cos() * scale).to(dtype), (angles_SK.sin() * scale).to(dtype)
 
     return tables
+
+
+def _usual(config: "PretrainedConfig", parameters: Mapping[str, Any]) -> Frequencies:
+    def frequencies(S: int) -> tuple[Tensor, float]:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        turned = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        exponents_F = torch.arange(0, turned, 2, dtype=torch.float) / turned
+        return 1.0 / (parameters["rope_theta"] ** exponents_F), 1.0
+
+    return frequencies
+
+
+def _of_transformers(config: "PretrainedConfig", kind: str, layer_type: str | None) -> Frequencies:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    whole = config_from(vars(config)) if isinstance(config, Fields) else config
+    of_layer = {} if layer_type is None else {"layer_type": layer_type}
+
+    def frequencies(S: int) -> tuple[Tensor, float]:
+        length = {"seq_len": S} if kind in _DEPEND_ON_LENGTH else {}
+        inverse_F, scale = ROPE_INIT_FUNCTIONS[kind](whole, None, **length, **of_layer)
+        return inverse_F, scale
+
+    return frequencies
