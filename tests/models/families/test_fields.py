@@ -79,11 +79,11 @@ def test_a_rope_that_depends_on_the_length() -> None:
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
-        "short_factor": [1.0, 1.1],
-        "long_factor": [2.0, 2.2],
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 2.2, 2.4, 2.6],
         "original_max_position_embeddings": 16,
     }
-    cfg = config("phi3", rope_parameters=rope, original_max_position_embeddings=16)
+    cfg = config("phi3", hidden_size=72, rope_parameters=rope, original_max_position_embeddings=16)
     check_same(decoder_of(over_the_wire(cfg)), decoder_of(cfg))
 
 
