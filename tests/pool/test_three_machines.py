@@ -43,10 +43,11 @@ from word_model import save_word_model
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root, ip and tc"),
 ]
 
-PREFIX = f"ptestpool{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+PREFIX = "ptestpool"
 POTLUCK = Path(__file__).with_name("recorded_potluck.py")
 WORDS = 1_500
 STEPS = 12
