@@ -63,6 +63,14 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
+@pytest.mark.parametrize("named", ["[]", "{}", "5", "null", '["M; import os"]', '[{"a": 1}]'])
+def test_what_a_config_names_does_not_become_code(named: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"architectures": {named}}}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    with pytest.raises(BadInput, match=r"\'from transformers import AutoModelForCausalLM as M;"):
+        resolve(str(tmp_path))
+
+
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "weights.pt"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_how_a_pickle_is_converted(file: str, tied: bool, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pool.profiles import job, profile, small_task, work
 from potluck.errors import BadInput
 from potluck.models.families import decoder_of
+from potluck.models.families.fields import config_from
 from potluck.pool.cost import OWNER_BYTES, Units, predict
 from potluck.pool.dealing import deal_rows
-from potluck.pool.measured_work import config_of
 from potluck.pool.profile import Line, Link, Profile
 from potluck.pool.reduce import CHUNK_BYTES
 from potluck.pool.rows import best_rows, plan_rows, predict_data
@@ -217,7 +217,7 @@ def test_many_devices_are_added_by_speed() -> None:
 
 def real_task(train: str) -> Task:
     at = work(train=train)
-    return task_of(job(train=train), decoder_of(config_of(at)), at)
+    return task_of(job(train=train), decoder_of(config_from(at.config)), at)
 
 
 def test_full_fine_tuning_sends_the_model_and_adapters_are_small() -> None:

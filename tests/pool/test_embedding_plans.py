@@ -19,10 +19,10 @@ from potluck.errors import BadInput
 from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_of, read_config
 from potluck.models.families.decoder import Decoder
+from potluck.models.families.fields import config_from
 from potluck.models.fetched import Fetched
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
 from potluck.pool.cost import OWNER_BYTES, Prediction, Units, predict
-from potluck.pool.measured_work import config_of
 from potluck.pool.plan import Plan, make_plan
 from potluck.pool.profile import Work
 from potluck.pool.rows import predict_data
@@ -42,7 +42,7 @@ def at_work(tied: bool) -> Work:
 
 
 def smollm2(tied: bool) -> Decoder:
-    return decoder_of(config_of(at_work(tied)))
+    return decoder_of(config_from(at_work(tied).config))
 
 
 def found(tied: bool, must: tuple[str, ...] = (), **fields: Any) -> list[Candidate]:
@@ -157,7 +157,7 @@ def test_seconds_of_a_trained_head_and_of_its_optimizer() -> None:
 
 def test_a_table_larger_than_all_else_has_its_home_on_the_first_device() -> None:
     shape = at_work(True).model_copy(update={"config": at_work(True).config | {"num_hidden_layers": 1}})
-    task = task_of(job(**TRAINS), decoder_of(config_of(shape)), shape)
+    task = task_of(job(**TRAINS), decoder_of(config_from(shape.config)), shape)
     pool = [profile(f"d{i}", link=QUICK, of=shape) for i in range(3)]
     said = predict_data(task, pool, [2, 1, 1], 2)
     rest = task.trained.replicated + 9 * task.trained.head + 3 * task.trained.kv_head + 1536 * task.trained.column

@@ -16,12 +16,13 @@ from potluck.chain.comm import Comm, gloo_group
 from potluck.chain.pace import Pace, come_first
 from potluck.job import Job
 from potluck.models.families import decoder_for
+from potluck.models.families.fields import Fields
 from potluck.models.memory import memory_mib, trim
 from potluck.models.precision import torch_dtype
 from potluck.models.random_weights import RandomWeights
 from potluck.pool.link import measure_link
 from potluck.pool.measure import measure
-from potluck.pool.measured_work import config_of, message_bytes
+from potluck.pool.measured_work import message_bytes
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Work
 from potluck.pool.step import OWNER, Stepper
@@ -97,7 +98,7 @@ def _measure(spec: RankSpec, emit: Emit) -> None:
 def _train(spec: RankSpec, commands: Iterator[dict[str, Any]], emit: Emit) -> None:
     job, plan = Job.model_validate(spec.job), Plan.from_json(spec.plan)
     work = Work.model_validate(spec.work)
-    decoder = decoder_for(config_of(work), job)
+    decoder = decoder_for(Fields(work.config), job)
     part = part_for(
         plan,
         spec.rank,

@@ -73,20 +73,20 @@ def check_directory(directory: Path) -> None:
     raise BadInput(f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
 
 
-def _conversion(directory: Path, pickle: str) -> str:
-    """A command that writes the weights of a pickle beside it, as safetensors."""
-    if not pickle.endswith(".bin"):  # transformers would not find it
+def _conversion(directory: Path, file: str) -> str:
+    """For a person to run: a command that writes the weights of a pickled file beside it, as safetensors."""
+    if not file.endswith(".bin"):  # transformers would not find it
         code = (
             "import torch, safetensors.torch as s;"
-            f' t = torch.load({_quoted(directory / pickle)}, weights_only=True, map_location="cpu");'
+            f' t = torch.load({_quoted(directory / file)}, weights_only=True, map_location="cpu");'
             f' s.save_file({{n: t[n].clone() for n in t}}, {_quoted(directory / SINGLE_FILE)}, {{"format": "pt"}})'
         )
     else:
         try:
-            named = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-        except (OSError, ValueError, AttributeError):
-            named = []
-        model = named[0] if named and str(named[0]).isidentifier() else "AutoModelForCausalLM"
+            named = str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["architectures"][0])
+        except (OSError, ValueError, LookupError, TypeError):
+            named = ""
+        model = named if named.isidentifier() else "AutoModelForCausalLM"
         code = (
             f"from transformers import {model} as M; d = {_quoted(directory)};"
             ' M.from_pretrained(d, dtype="auto", weights_only=True).save_pretrained(d)'

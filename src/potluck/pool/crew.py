@@ -21,7 +21,7 @@ from potluck.pool.local import check_pace, threads_of
 from potluck.pool.members import Members
 from potluck.pool.process import Event
 from potluck.pool.ratio import parse_devices
-from potluck.pool.spec import FOR_ALL, without_paths
+from potluck.pool.spec import SHARED_FIELDS, without_paths
 
 COORDINATOR = 0
 
@@ -127,7 +127,7 @@ class JoinedCrew:
             **self._here,
             "job": job.model_dump(mode="json"),
         }
-        shared = {key: value for key, value in fields.items() if key in FOR_ALL}
+        shared = {key: value for key, value in fields.items() if key in SHARED_FIELDS}
         if len(self.names) > 1:
             shared["generation"] = own["generation"] = self._door.new_generation()
             own["access"] = self._door.access.to_json()

@@ -118,7 +118,7 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
     if spec.owns and job.data_stays and (leaves := what_leaves(plan.devices, [plan.devices[spec.rank].name])):
         raise BadInput(f"strategy: '{plan.strategy}' is not possible: {forbidden(leaves)}")
     result_dir = None if spec.result_dir is None else Path(spec.result_dir)
-    decoder = _described(spec.config, job)
+    decoder = decoder_for(Fields(spec.config or {}), job)
     if spec.model_dir is not None:
         comm, _ = _comm(spec, job, make_group)
         train(job, plan, decoder, comm, Path(spec.model_dir), result_dir, emit, owns=spec.owns)
@@ -143,14 +143,6 @@ def _train(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | N
     emit({"event": "fetched", "rank": spec.rank, "bytes": fetched.bytes_fetched})
     comm, _ = _comm(spec, job, make_group)
     train(job, plan, decoder, comm, fetched.directory, result_dir, emit, owns=spec.owns, need=fetched.need)
-
-
-def _described(fields: dict[str, Any] | None, job: Job) -> Decoder:
-    """The model by the fields this device was told; the coordinator has read and checked them."""
-    try:
-        return decoder_for(Fields(fields or {}), job)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"The coordinator's description of the model cannot be used ({error}).") from None
 
 
 def _comm(spec: DeviceSpec, job: Job, make_group: Callable[[], ProcessGroup | None]) -> tuple[Comm, Pace | None]:

@@ -23,7 +23,7 @@ from potluck.pool.device import SILENCE_S, finished, run_task
 from potluck.pool.local import threads_of
 from potluck.pool.process import Event
 from potluck.pool.ranks import Launch, Ranks
-from potluck.pool.spec import FOR_ALL, DeviceSpec
+from potluck.pool.spec import SHARED_FIELDS, DeviceSpec
 
 
 class LaunchedCrew:
@@ -58,7 +58,7 @@ class LaunchedCrew:
             "names": self.names,
             "world_size": len(self.names),
             "job": job.model_dump(mode="json") | {"overwrite": False},
-            **{key: value for key, value in fields.items() if key in FOR_ALL},
+            **{key: value for key, value in fields.items() if key in SHARED_FIELDS},
         }
         self._ranks.say(f"task/{self._tasks}", {"ranks": self._taking_part, "spec": common})
         own = {"owns": True, "result_dir": fields.get("result_dir")}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from potluck.job import Job
 from potluck.models.families import decoder_of, for_task
 from potluck.models.families.decoder import Decoder, SequenceHead
-from potluck.models.families.fields import Fields, config_from, fields_of
+from potluck.models.families.fields import Fields, fields_of
 from potluck.pool.halves import deal
 from potluck.pool.profile import Work
 from potluck.texts.batch import Example
@@ -63,15 +63,6 @@ def work_of(job: Job, config: "PretrainedConfig", examples: Sequence[Example], o
         optimizer=job.optimizer,
         sequence=job.task != "causal-lm",
     )
-
-
-def config_of(work: Work) -> "PretrainedConfig":
-    """The transformers config of the work's model.
-
-    Raises:
-        BadInput: the fields are not those of a config that this transformers knows.
-    """
-    return config_from(work.config)
 
 
 def decoder_of_work(work: Work) -> Decoder:

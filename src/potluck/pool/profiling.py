@@ -10,12 +10,12 @@ from potluck.errors import BadInput, PotluckError
 from potluck.job import Job
 from potluck.job_sections import Data
 from potluck.models.families import decoder_for, read_config
-from potluck.models.families.fields import fields_of
+from potluck.models.families.fields import config_from, fields_of
 from potluck.models.source import resolve
 from potluck.pool.launch import run_devices
 from potluck.pool.link import nic_link
 from potluck.pool.local import check_pace, threads_of
-from potluck.pool.measured_work import config_of, work_of
+from potluck.pool.measured_work import work_of
 from potluck.pool.owner import read_training_data
 from potluck.pool.profile import Profile, Work, parse_profile
 from potluck.pool.spec import DeviceSpec
@@ -74,7 +74,7 @@ def profile_work(
     _check(threads, pace)
     # What a device is measured at follows from the work alone; of the job it reads the dtype.
     job = Job(model="-", data=Data(train=["-"]), output=Path("-"), dtype=work.dtype, train=work.train)
-    known_here = work.model_copy(update={"config": fields_of(config_of(work))})
+    known_here = work.model_copy(update={"config": fields_of(config_from(work.config))})
     measured = _measured_apart(known_here, job, name, threads, pace, tell)
     return measured.model_copy(update={"work": work})  # that of the other profile, beside which it is put
 

@@ -58,8 +58,8 @@ class DeviceSpec(BaseModel):
     """Where rank 0 puts the result."""
 
 
-FOR_ALL = ("plan", "config", "work")
-"""Fields that are the same for all devices of a task, of this machine and others."""
+SHARED_FIELDS = ("plan", "config", "work")
+"""Of a task: the same on all devices, of this machine and others."""
 
 
 class Assignment(BaseModel):

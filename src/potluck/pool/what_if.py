@@ -11,9 +11,8 @@ from potluck.errors import BadInput
 from potluck.job import Job
 from potluck.models.families import decoder_for, decoder_of, read_config
 from potluck.models.families.decoder import Decoder
-from potluck.models.families.fields import fields_of
+from potluck.models.families.fields import config_from
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
-from potluck.pool.measured_work import config_of
 from potluck.pool.profile import Link, Profile, Work, read_profile
 from potluck.texts.task_rows import read_for
 
@@ -54,7 +53,7 @@ def what_if(job: Job, files: Sequence[Path], *, link: str | None = None, latency
     profiles = read_profiles(files)
     check_job(job, profiles[0].work, str(files[0]))
     profiles, notes = _linked(profiles, given)
-    decoder = decoder_for(config_of(profiles[0].work), job)
+    decoder = decoder_for(config_from(profiles[0].work.config), job)
     if job.dtype == "auto":
         notes.append(f"dtype: {profiles[0].work.dtype}, as the profiles were measured.")
     candidates = plans(job, decoder, profiles[0].work, profiles)
@@ -136,9 +135,9 @@ def check_job(job: Job, work: Work, where: str) -> None:
     if not directory.is_dir():
         return
     config = read_config(directory)
-    here, there = decoder_of(config), decoder_of(config_of(work))
+    here, there = decoder_of(config), decoder_of(config_from(work.config))
     difference = _model_difference(there, here)
-    if not difference and work.config.get("model_type") != fields_of(config).get("model_type"):
+    if not difference and work.config.get("model_type") != config.model_type:
         difference = f"model_type: {work.config.get('model_type')}, and {directory} has {config.model_type}"
     if difference:
         raise BadInput(

@@ -96,3 +96,11 @@ def test_the_config_comes_back_from_its_fields() -> None:
 def test_fields_of_no_model() -> None:
     with pytest.raises(BadInput, match="'mystery'"):
         config_from({"model_type": "mystery"})
+    with pytest.raises(BadInput, match="cannot be used"):
+        config_from(fields_of(config("llama")) | {"hidden_size": "wide"})
+
+
+@pytest.mark.parametrize("fields", [{}, {"model_type": "llama"}, {"model_type": "gpt2", "n_head": "many"}], ids=str)
+def test_fields_that_say_too_little(fields: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=r"description of the model cannot be used"):
+        decoder_of(Fields(fields))

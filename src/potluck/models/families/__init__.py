@@ -82,12 +82,18 @@ def decoder_of(config: "ModelConfig") -> Decoder:
     """The family's description of this model.
 
     Raises:
-        BadInput: the family is not supported (lists those that are).
+        BadInput: the family is not supported (lists those that are), or fields that a device was told are not those of
+            the family.
     """
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        raise BadInput(_unsupported(config.model_type))
-    return family(config)
+    try:
+        family = FAMILIES.get(config.model_type)
+        if family is None:
+            raise BadInput(_unsupported(config.model_type))
+        return family(config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if not isinstance(config, Fields):
+            raise
+        raise BadInput(f"The coordinator's description of the model cannot be used ({error}).") from None
 
 
 def decoder_for(config: "ModelConfig", job: Job) -> Decoder:

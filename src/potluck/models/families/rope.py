@@ -32,7 +32,10 @@ def rope_of(config: "PretrainedConfig", layer_type: str | None = None) -> Rope:
     """
     parameters: dict[str, Any] = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters["rope_type"]
-    frequencies = _usual(config, parameters) if kind == "default" else _of_transformers(config, kind, layer_type)
+    if kind == "default":
+        frequencies = _default_frequencies(config, parameters)
+    else:
+        frequencies = _frequencies_of_transformers(config, kind, layer_type)
 
     @lru_cache(maxsize=64)
     def tables(S: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -44,7 +47,7 @@ def rope_of(config: "PretrainedConfig", layer_type: str | None = None) -> Rope:
     return tables
 
 
-def _usual(config: "PretrainedConfig", parameters: Mapping[str, Any]) -> Frequencies:
+def _default_frequencies(config: "PretrainedConfig", parameters: Mapping[str, Any]) -> Frequencies:
     def frequencies(S: int) -> tuple[Tensor, float]:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         turned = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
@@ -54,7 +57,7 @@ def _usual(config: "PretrainedConfig", parameters: Mapping[str, Any]) -> Frequen
     return frequencies
 
 
-def _of_transformers(config: "PretrainedConfig", kind: str, layer_type: str | None) -> Frequencies:
+def _frequencies_of_transformers(config: "PretrainedConfig", kind: str, layer_type: str | None) -> Frequencies:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     whole = config_from(vars(config)) if isinstance(config, Fields) else config
