@@ -74,7 +74,7 @@ def test_an_encoder_is_not_planned_for_tokens() -> None:
 def test_every_strategy_is_planned(tight: bool) -> None:
     asked = classify(batch_size=4, data_stays=False)
     decoder = decoder_for(MINILM, asked)
-    available = 600 * MIB if tight else 4000 * MIB
+    available = 640 * MIB if tight else 4000 * MIB
     pool = [device("a", available=available), device("b", speed=0.7, available=available), device("c", speed=0.3)]
     found = plans(asked, decoder, at_work(), pool)
     for c in found:
