@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 import potluck.cli
 from potluck.control.invite import Invite
+from potluck.split.trainer import CHECKPOINT_FILE
 from word_model import save_rows, save_word_model
 
 LOCAL = "127.0.0.1"
@@ -100,6 +102,13 @@ def line_with(stream: IO[str] | None, text: str) -> str:
         if text in line:
             return line
     raise AssertionError(f"it ended without saying {text!r}: {seen}")
+
+
+def wait_for_file(under: Path, name: Path, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not any(under.rglob(str(name))):
+        assert time.monotonic() < deadline, f"no {name} within {timeout_s:.0f} s"
+        time.sleep(0.01)
 
 
 def interrupted(process: subprocess.Popen[str]) -> Ran:
@@ -195,7 +204,7 @@ def test_ctrl_c_is_a_sentence_and_the_same_command_goes_on(place: Path) -> None:
         (place / "job.yaml").write_text(JOB.replace("epochs: 30", "epochs: 400"))
         with started(["train", "job.yaml"], code=CHECKPOINTS_OFTEN) as training:
             line_with(training.stdout, "before training")
-            line_with(training.stdout, "Training, steps")
+            wait_for_file(place, CHECKPOINT_FILE)
             left = interrupted(training)
         assert (left.status, left.err) == (
             130,

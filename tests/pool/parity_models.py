@@ -15,6 +15,11 @@ from potluck.texts.batch import Batch
 
 LEARNING_RATE, CLIP = 1e-2, 0.5
 
+WEIGHTS_WITHIN = 1e-8
+"""How far trained weights may be from the plain ones. Losses and gradients agree to 1e-9; AdamW divides a gradient by
+its size plus 1e-8, so that where a gradient is nearly zero a rounding of 1e-15, another on each kind of processor,
+moves a weight by 1e-7 of the learning rate a step."""
+
 Steps = list[list[Batch]]
 """The micro-batches of each optimizer step."""
 
