@@ -185,7 +185,7 @@ def test_sixteen_devices_take_less_than_two_seconds(tight: bool) -> None:
         profile(
             f"d{i}",
             speed=random.uniform(0.2, 2),
-            available=int(random.uniform(700, 1000) * MIB) if tight else 64 * GIB,
+            available=int(random.uniform(780, 1000) * MIB) if tight else 64 * GIB,
         )
         for i in range(16)
     ]
