@@ -14,7 +14,7 @@ from potluck.errors import BadInput
 from potluck.models.families.decoder import Decoder
 from potluck.models.families.llama import llama
 from potluck.pool.candidates import Candidate, best, if_data_moved, plans
-from potluck.pool.cost import Prediction
+from potluck.pool.cost import OWNER_BYTES, Prediction
 from potluck.pool.plan import Plan
 from potluck.pool.profile import Link, Profile
 
@@ -277,7 +277,8 @@ def test_dora_of_all_linears_leaves_tensor_out_and_says_why(stays: bool) -> None
 
 
 def test_a_strategy_that_does_not_fit_says_how_much_is_missing_where() -> None:
-    pool = [profile("hub", link=QUICK, available=560 * MIB), profile("cam-1", link=QUICK, available=900 * MIB)]
+    hub = profile("hub", link=QUICK, available=OWNER_BYTES + 470 * MIB)
+    pool = [hub, profile("cam-1", link=QUICK, available=900 * MIB)]
     found = plans(job(data_stays=False), smollm2(), work(), pool)
     for strategy, short_of_memory in (("pipeline-uniform", "hub"), ("data", "hub"), ("pipeline", "hub|cam-1")):
         candidate = of(strategy, found)

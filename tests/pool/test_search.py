@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from pool.profiles import GIB, MIB, SMOLLM2, job, profile, small_task, work
 from potluck.models.families.llama import llama
-from potluck.pool.cost import Units, costs_of, predict
+from potluck.pool.cost import OWNER_BYTES, Units, costs_of, predict
 from potluck.pool.profile import Line, Link, Profile
 from potluck.pool.search import Found, NoFit, search, shares_of, water_level
 from potluck.pool.task import Task, task_of
@@ -185,7 +185,7 @@ def test_sixteen_devices_take_less_than_two_seconds(tight: bool) -> None:
         profile(
             f"d{i}",
             speed=random.uniform(0.2, 2),
-            available=int(random.uniform(780, 1000) * MIB) if tight else 64 * GIB,
+            available=OWNER_BYTES + int(random.uniform(690, 910) * MIB) if tight else 64 * GIB,
         )
         for i in range(16)
     ]

@@ -18,7 +18,7 @@ from potluck.models.checkpoint import Checkpoint
 from potluck.models.families import decoder_for
 from potluck.models.random_weights import RandomWeights
 from potluck.pool.candidates import best, plans
-from potluck.pool.cost import Units, predict
+from potluck.pool.cost import OWNER_BYTES, Units, predict
 from potluck.pool.plan import make_plan
 from potluck.pool.predict_plan import predict_plan
 from potluck.pool.profile import Line, Link, Profile, Work
@@ -74,16 +74,19 @@ def test_an_encoder_is_not_planned_for_tokens() -> None:
 def test_every_strategy_is_planned(tight: bool) -> None:
     asked = classify(batch_size=4, data_stays=False)
     decoder = decoder_for(MINILM, asked)
-    available = 640 * MIB if tight else 4000 * MIB
+    available = OWNER_BYTES + (550 * MIB if tight else 4000 * MIB)
     pool = [device("a", available=available), device("b", speed=0.7, available=available), device("c", speed=0.3)]
     found = plans(asked, decoder, at_work(), pool)
     for c in found:
         assert c.plan is not None
         assert c.prediction is not None
         assert np.isfinite(c.prediction.step_s)
+        assert c.prediction.missing_bytes == 0 or not c.feasible
         assert all(d.vocab_rows == Ranges(()) for d in c.plan.devices)
         again = predict_plan(asked, decoder, at_work(), [p for p in pool if p.device in names(c.plan)], c.plan)
         assert again.step_s == pytest.approx(c.prediction.step_s, rel=1e-6)
+    assert of("tensor-uniform", found).feasible != tight
+    assert of("tensor", found).feasible, "where even shares do not fit, uneven ones may"
     shared = of("tensor", found).plan
     assert shared is not None
     assert sum(len(d.heads) for d in shared.devices) == 12
