@@ -1,8 +1,8 @@
 import math
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, collapse_addresses
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from potluck.errors import BadInput, PotluckError
@@ -74,9 +74,16 @@ def test_prefix_is_no_path_and_no_part_of_another() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**24 - 1), st.integers(9, 32)), max_size=8))
+@example([(0, 9), (1 << 23, 9)])
 def test_network_overlaps_none_in_use(used: list[tuple[int, int]]) -> None:
     networks = [IPv4Network((0x0A000000 + host, length), strict=False) for host, length in used]
-    chosen = choose_network([*networks, IPv4Network("0.0.0.0/0")])
+    in_use = [*networks, IPv4Network("0.0.0.0/0")]
+    blocked = [network if network.prefixlen <= 24 else network.supernet(new_prefix=24) for network in networks]
+    if list(collapse_addresses(blocked)) == [IPv4Network("10.0.0.0/8")]:
+        with pytest.raises(PotluckError, match="no addresses"):
+            choose_network(in_use)
+        return
+    chosen = choose_network(in_use)
     assert chosen.prefixlen == 24
     assert chosen.subnet_of(IPv4Network("10.0.0.0/8"))
     assert not any(chosen.overlaps(network) for network in networks)
